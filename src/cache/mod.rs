@@ -1,0 +1,3 @@
+//! The cache core: index, records, pins, grants, eviction, lookup over object groups.
+//!
+//! May import everything up to `pool`.

@@ -1,0 +1,3 @@
+//! Copy plans and the host copy engine that executes them.
+//!
+//! May import `sync`, `shm`.

@@ -1,0 +1,30 @@
+//! Kvasir: a co-located KV-cache server for LLM inference engines.
+//!
+//! The crate is both the server (`kvasir serve`) and the client library that engines link. The module
+//! list below is also the layering: a module may import those above it, never those below it
+//! (`cargo xtask layers` checks that). `unsafe` is denied here and opened only in the modules that
+//! touch shared memory or copy payload.
+
+pub mod geometry;
+
+pub mod keys;
+
+pub mod sync;
+
+pub mod shm;
+
+pub mod control;
+
+pub mod wire;
+
+pub mod copy;
+
+pub mod pool;
+
+pub mod cache;
+
+pub mod server;
+
+pub mod client;
+
+pub mod cli;

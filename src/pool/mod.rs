@@ -1,0 +1,3 @@
+//! The pool: frames, extents, epochs, the directory, prefault.
+//!
+//! May import `sync`, `shm`, `copy`.

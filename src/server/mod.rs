@@ -1,0 +1,3 @@
+//! The server: accept, sessions, dispatch, status.
+//!
+//! May import everything up to `cache`.

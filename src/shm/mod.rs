@@ -1,0 +1,3 @@
+//! Shared memory: memfds, seals, mappings, lock bytes, descriptor passing.
+//!
+//! May import `sync`.

@@ -1,0 +1,3 @@
+//! The control protocol: generated flatbuffers, framing, descriptor passing, error codes.
+//!
+//! May import `geometry`, `keys`, `shm`.

@@ -1,0 +1,3 @@
+//! Developer tasks of Kvasir.
+
+fn main() {}
