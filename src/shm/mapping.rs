@@ -48,6 +48,28 @@ impl Access for ReadOnly {}
 impl Access for ReadWrite {}
 
 /// A shared mapping of a file: not inherited by forked children, not in core dumps, unmapped on drop.
+///
+/// ```
+/// use kvasir::shm::{Memfd, OwnerAccess};
+/// use kvasir::sync::shared::Ordering;
+///
+/// let memfd = Memfd::create("example", 4096, OwnerAccess::Read)?;
+/// let (writer, reader) = (memfd.map()?, memfd.map_read_only()?);
+/// writer.atomic_u64(64)?.store(7, Ordering::Release);
+/// assert_eq!(reader.atomic_u64(64)?.load_acquire(), 7);
+/// # Ok::<(), kvasir::shm::ShmError>(())
+/// ```
+///
+/// A store through a read-only mapping is refused by the compiler:
+///
+/// ```compile_fail,E0599
+/// use kvasir::shm::{Mapping, ReadOnly};
+/// use kvasir::sync::shared::Ordering;
+///
+/// fn store(reader: &Mapping<ReadOnly>) {
+///     reader.atomic_u64(64).unwrap().store(7, Ordering::Release);
+/// }
+/// ```
 pub struct Mapping<A: Access> {
     raw: MmapRaw,
     access: PhantomData<A>,
