@@ -59,6 +59,16 @@ pub fn random_id() -> Result<[u8; 16], ShmError> {
     }
 }
 
+/// The monotonic clock in milliseconds: the same for all processes of a machine, stopped by nothing but
+/// suspend, and unrelated to the time of day.
+pub fn monotonic_ms() -> u64 {
+    // The call fails only for a clock that does not exist.
+    match nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC) {
+        Ok(now) => now.tv_sec() as u64 * 1000 + now.tv_nsec() as u64 / 1_000_000,
+        Err(_) => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
