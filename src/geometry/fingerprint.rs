@@ -181,13 +181,19 @@ mod tests {
             |i| i.attention_backend = "FLASH_ATTN".into(),
             |i| i.isa = "amx".into(),
             |i| i.dcp = 2,
-            |i| i.groups.push(i.groups[0].clone()),
+            |i| {
+                let group = i.groups[0].clone();
+                i.groups.push(group);
+            },
             |i| i.groups[0].kind = "mla_attention".into(),
             |i| i.groups[0].block_size = 272,
             |i| i.groups[0].tokens_per_block = 1088,
             |i| i.groups[0].window = Some(0),
             |i| i.groups[0].window = Some(1024),
-            |i| i.groups[0].layers.push(i.groups[0].layers[0].clone()),
+            |i| {
+                let layer = i.groups[0].layers[0].clone();
+                i.groups[0].layers.push(layer);
+            },
             |i| i.groups[0].layers[0].page_size_bytes = 32768,
             |i| i.groups[0].layers[0].dtype = "float16".into(),
             |i| i.groups[0].layers[0].tokens_per_state = Some((1, 4)),

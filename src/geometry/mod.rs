@@ -17,6 +17,7 @@ mod group;
 pub mod object;
 mod ratio;
 mod resolve;
+pub mod segments;
 pub mod window;
 
 pub use bound::{BoundGeometry, BoundGroup};
