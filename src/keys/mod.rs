@@ -20,6 +20,8 @@
 mod chain;
 mod domain;
 mod extras;
+#[cfg(test)]
+mod golden;
 pub mod leaves;
 mod weights;
 
