@@ -42,10 +42,10 @@ impl Arenas {
     }
 }
 
-/// One plan per slot. Pieces lie a large odd number of pieces apart, so that none is near the one before.
+/// One plan per slot. The odd multiplier visits every piece of the source once, none near the one before.
 fn plans(piece: usize) -> Vec<CopyPlan> {
     let pieces = ARENA / piece;
-    let stride = if piece == OBJECT { 1 } else { pieces / 3 | 1 };
+    let stride = if piece == OBJECT { 1 } else { 0x9e37_79b1 };
     let place = |n: usize| (n * stride % pieces * piece) as u64;
     (0..SLOTS)
         .map(|slot| {
