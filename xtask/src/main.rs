@@ -1,3 +1,53 @@
-//! Developer tasks of Kvasir.
+//! Developer tasks of Kvasir. `cargo xtask demo` shows the main job, `cargo xtask test` runs every check that a
+//! change has to pass; both install what they need under the repository (`.venv-*`, `target/`).
 
-fn main() {}
+mod codegen;
+mod command;
+mod demo;
+mod layers;
+mod python;
+mod steps;
+mod test;
+mod vllm_env;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Developer tasks of Kvasir", version)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Show a real vLLM getting its prefix cache back from Kvasir, in a new process
+    Demo(demo::Options),
+    /// Run every check: format, layers, generated code, lints, docs, Rust, loom, Python, vLLM
+    Test(test::Options),
+    /// Regenerate the flatbuffers code from schema/
+    Codegen(codegen::Options),
+    /// Check that no module imports one that lies above it
+    Layers,
+    /// Make the Python environment with the CPU build of vLLM, without running anything in it
+    VllmEnv(vllm_env::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().task {
+        Task::Demo(options) => demo::run(&options),
+        Task::Test(options) => test::run(&options),
+        Task::Codegen(options) => codegen::run(options.check),
+        Task::Layers => layers::run(),
+        Task::VllmEnv(options) => vllm_env::run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

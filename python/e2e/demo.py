@@ -1,0 +1,339 @@
+"""The main job, shown: a vLLM engine gets back from Kvasir what another engine process computed.
+
+Per model, with at least five prompts of one length, one at a time:
+
+    engine 1   cold               nothing is cached anywhere; the engine stores what it computes
+               own_prefix_cache   the same prompt again at once: the engine's own cache serves it
+               warm_same_engine   the engine's own cache reset, so Kvasir serves it
+    engine 2   warm_new_engine    a new process that has only seen an unrelated prompt: Kvasir serves it
+
+`own_prefix_cache` is the yardstick, and it is taken right after `cold`, when the engine still holds the very
+bytes that it computed. Taken after a warm run it would reuse the blocks that Kvasir restored, and restored garbage
+would compare equal to itself. The warm runs have to reach the yardstick's number of cached tokens and its tokens and log probabilities, bit for
+bit. (`cold` is not the yardstick: some recurrent models round differently when the prompt is split otherwise.)
+
+    python demo.py --kvasir BINARY [--model NAME | --all-models] [--json FILE]
+
+Runs in the environment that holds vLLM and the `kvasir` package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any, Callable
+
+import models
+import process
+import weights
+
+OUTPUT_TOKENS = 8
+PHASES = ("cold", "warm_same_engine", "own_prefix_cache", "warm_new_engine")
+WARM = ("warm_same_engine", "warm_new_engine")
+
+# Numbers of the prompts that only warm an engine up. Each engine has its own, or the second engine would
+# find the first one's in the cache and measure nothing new.
+UNRELATED = (1_000_001, 1_000_002)
+
+
+class DemoFailed(RuntimeError):
+    """A run broke a promise of the demo."""
+
+
+@dataclasses.dataclass
+class Phase:
+    """The runs of one phase, one entry per prompt."""
+
+    name: str
+    runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def wall_s(self) -> float:
+        """Median over the prompts."""
+        return statistics.median(run["wall_s"] for run in self.runs)
+
+    @property
+    def cached_tokens(self) -> int:
+        """The same for every prompt, or the demo has failed."""
+        counts = {run["cached_tokens"] for run in self.runs}
+        if len(counts) != 1:
+            raise DemoFailed(f"{self.name}: cached tokens differ among prompts: {sorted(counts)}")
+        return counts.pop()
+
+    def outputs(self) -> list[tuple[list[int], list[str]]]:
+        """Tokens and log probabilities per prompt."""
+        return [(run["token_ids"], run["logprobs"]) for run in self.runs]
+
+    def report(self, prompt_tokens: int) -> dict[str, Any]:
+        """The phase as it stands in the JSON file."""
+        return {
+            "name": self.name,
+            "wall_s": self.wall_s,
+            "prompt_tokens": prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_token_ids": [run["token_ids"] for run in self.runs],
+        }
+
+
+class Progress:
+    """One line that says what happens now: overwritten on a terminal, appended elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._tty = sys.stderr.isatty()
+        self._started = time.monotonic()
+
+    def step(self, what: str) -> None:
+        """Announces the next step."""
+        self._done += 1
+        elapsed = time.monotonic() - self._started
+        text = f"[{self._done:>2}/{self._total}] {elapsed:5.1f} s  {what}"
+        if self._tty:
+            sys.stderr.write(f"\r\033[K{text}")
+        else:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Ends the line."""
+        if self._tty:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+
+def prompt(number: int, length: int) -> list[int]:
+    """A reproducible prompt that shares no prefix with one of another number."""
+    draw = random.Random(number)
+    return [draw.randrange(5, models.VOCABULARY) for _ in range(length)]
+
+
+def run_once(engine: process.Engine, tokens: list[int]) -> dict[str, Any]:
+    """One prompt through the engine."""
+    reply = engine.generate([tokens], OUTPUT_TOKENS)
+    return reply["outputs"][0] | {"wall_s": reply["wall_s"]}
+
+
+def run_model(
+    model: models.Model,
+    start_engine: Callable[[int], process.Engine],
+    server: process.Server,
+    progress: Progress,
+) -> dict[str, Phase]:
+    """All phases of one model against a running server. `start_engine(n)` starts the n-th engine process."""
+    phases = {name: Phase(name) for name in PHASES}
+    prompts = [prompt(number, model.prompt_tokens) for number in range(model.prompts)]
+
+    progress.step(f"{model.name}: engine 1 starts")
+    with process.running(start_engine(0)) as engine:
+        progress.step(f"{model.name}: cold and own prefix cache")
+        run_once(engine, prompt(UNRELATED[0], model.prompt_tokens))
+        server.settle()
+        for tokens in prompts:
+            phases["cold"].runs.append(run_once(engine, tokens))
+            for _ in range(model.settle_runs):
+                run_once(engine, tokens)
+            server.settle()
+            phases["own_prefix_cache"].runs.append(run_once(engine, tokens))
+            server.settle()
+        progress.step(f"{model.name}: warm from Kvasir, same engine")
+        for tokens in prompts:
+            engine.reset_prefix_cache()
+            phases["warm_same_engine"].runs.append(run_once(engine, tokens))
+            server.settle()
+
+    progress.step(f"{model.name}: engine 2 starts")
+    with process.running(start_engine(1)) as engine:
+        progress.step(f"{model.name}: warm from Kvasir, new engine")
+        run_once(engine, prompt(UNRELATED[1], model.prompt_tokens))
+        server.settle()
+        for tokens in prompts:
+            phases["warm_new_engine"].runs.append(run_once(engine, tokens))
+            server.settle()
+    return phases
+
+
+def outputs_equal(phases: dict[str, Phase]) -> bool:
+    """Whether both warm runs gave the yardstick's tokens and log probabilities, bit for bit."""
+    expected = phases["own_prefix_cache"].outputs()
+    return all(phases[name].outputs() == expected for name in WARM)
+
+
+def report(model: models.Model, chunk_size: int, phases: dict[str, Phase]) -> dict[str, Any]:
+    """The JSON document of one model."""
+    return {
+        "model": model.name,
+        "chunk_size": chunk_size,
+        "phases": [phases[name].report(model.prompt_tokens) for name in PHASES],
+        "outputs_equal": outputs_equal(phases),
+    }
+
+
+def verdict(model: models.Model, document: dict[str, Any]) -> list[str]:
+    """What is wrong with a result; nothing when it is as promised."""
+    phases = {phase["name"]: phase for phase in document["phases"]}
+    own = phases["own_prefix_cache"]["cached_tokens"]
+    wrong = []
+    if phases["cold"]["cached_tokens"] != 0:
+        wrong.append(f"cold: {phases['cold']['cached_tokens']} tokens were cached already")
+    if not model.comparable:
+        # The engine has no cache of its own to compare with; the two warm runs have to hit alike.
+        counts = {phases[name]["cached_tokens"] for name in WARM}
+        if len(counts) != 1 or counts == {0}:
+            wrong.append(f"warm runs: cached tokens {sorted(counts)}, expected one count above 0")
+        return wrong
+    if own == 0:
+        wrong.append("own_prefix_cache: the engine's own cache served nothing, so there is no yardstick")
+    for name in WARM:
+        if phases[name]["cached_tokens"] != own:
+            wrong.append(f"{name}: {phases[name]['cached_tokens']} cached tokens, the engine's own cache has {own}")
+    if not document["outputs_equal"]:
+        wrong.append("tokens or log probabilities differ from the engine's own prefix cache")
+    return wrong
+
+
+def print_table(document: dict[str, Any]) -> None:
+    """The phases of one model for people."""
+    own = next(phase["wall_s"] for phase in document["phases"] if phase["name"] == "own_prefix_cache")
+    print(f"\n{document['model']}, chunk of {document['chunk_size']} tokens, median of "
+          f"{len(document['phases'][0]['output_token_ids'])} prompts")
+    print(f"  {'phase':<18} {'wall':>10} {'vs own':>8} {'prompt':>8} {'cached':>8}")
+    for phase in document["phases"]:
+        print(
+            f"  {phase['name']:<18} {phase['wall_s'] * 1e3:>7.1f} ms {phase['wall_s'] / own:>7.2f}x "
+            f"{phase['prompt_tokens']:>8} {phase['cached_tokens']:>8}"
+        )
+    print(f"  outputs equal (tokens and log probabilities, bit for bit): {document['outputs_equal']}")
+
+
+def print_support_row(model: models.Model, result: dict[str, Any] | None, wrong: list[str]) -> None:
+    """One row of the support table (Markdown)."""
+    if result is None:
+        print(f"| {model.name} | {model.family} | - | - | - | - | - | {'; '.join(wrong)} |", flush=True)
+        return
+    cached = {phase["name"]: phase["cached_tokens"] for phase in result["phases"]}
+    equal = ("yes" if result["outputs_equal"] else "no") if model.comparable else "not comparable"
+    state = "; ".join(wrong) if wrong else "ok" + (f" ({model.note})" if model.note else "")
+    print(
+        f"| {model.name} | {model.family} | {result['chunk_size']} | {model.prompt_tokens} "
+        f"| {cached['own_prefix_cache']} | {cached['warm_new_engine']} | {equal} | {state} |",
+        flush=True,
+    )
+
+
+def demonstrate(
+    model: models.Model,
+    options: argparse.Namespace,
+    work: pathlib.Path,
+    progress: Progress,
+    nursery: process.Nursery | None = None,
+) -> dict[str, Any]:
+    """One model on a server of its own; returns its document."""
+    progress.step(f"{model.name}: weights")
+    directory = weights.ensure(model, options.cache)
+    place = work / model.name
+    place.mkdir()
+    server = process.Server(
+        options.kvasir, place / "kvasir.sock", place / "server.log", "--pool-size", options.pool_size
+    )
+    with process.running(server):
+        config = {
+            "model": str(directory),
+            "settings": model.engine_settings,
+            "connector": process.connector_config(server.socket_path),
+        }
+
+        def start_engine(number: int) -> process.Engine:
+            log = place / f"engine-{number + 1}.log"
+            if nursery is not None:
+                return nursery.engine(config, log)
+            return process.Engine.fresh(config, log, in_process=options.in_process)
+
+        phases = run_model(model, start_engine, server, progress)
+        document = report(model, server.chunk_size(), phases)
+    return document
+
+
+def run_one(options: argparse.Namespace, work: pathlib.Path) -> int:
+    """The demo of one model."""
+    model = models.find(options.model)
+    progress = Progress(6)
+    document = demonstrate(model, options, work, progress)
+    progress.end()
+    print_table(document)
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+        print(f"  written: {options.json}")
+    wrong = verdict(model, document)
+    for line in wrong:
+        print(f"  FAILED: {line}")
+    return 1 if wrong else 0
+
+
+def run_all(options: argparse.Namespace, work: pathlib.Path) -> int:
+    """Every model, engines forked from one parent; prints the support table."""
+    documents = []
+    failed = 0
+    progress = Progress(6 * len(models.MODELS))
+    print("| model | family | chunk | prompt | own cache | Kvasir, new engine | outputs equal | state |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    with process.running(process.Nursery(work)) as nursery:
+        for model in models.MODELS.values():
+            document = None
+            try:
+                document = demonstrate(model, options, work, progress, nursery)
+                documents.append(document)
+                wrong = verdict(model, document)
+            except (process.HarnessError, DemoFailed) as error:
+                print(error, file=sys.stderr)
+                wrong = [str(error).splitlines()[0]]
+            progress.end()
+            print_support_row(model, document, wrong)
+            failed += bool(wrong)
+    if options.json:
+        options.json.write_text(json.dumps(documents, indent=2) + "\n")
+    print(f"\n{len(models.MODELS) - failed} of {len(models.MODELS)} models as promised")
+    return 1 if failed else 0
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kvasir", type=pathlib.Path, required=True, help="the kvasir binary")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", default="qwen3", help="one of: " + ", ".join(models.MODELS))
+    which.add_argument("--all-models", action="store_true", help="every model; prints a support table")
+    parser.add_argument("--json", type=pathlib.Path, help="write the result to this file")
+    parser.add_argument("--cache", type=pathlib.Path, required=True, help="directory that keeps weights")
+    parser.add_argument("--pool-size", default="2GiB", help="pool of the temporary server")
+    parser.add_argument(
+        "--in-process", action="store_true", help="scheduler and worker in one process, which starts faster"
+    )
+    parser.add_argument("--keep-logs", type=pathlib.Path, help="leave all logs in this new directory")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Entry point; see the head of the file."""
+    options = arguments()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with tempfile.TemporaryDirectory(prefix="kvasir-demo-") as temporary:
+        work = options.keep_logs or pathlib.Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            return run_all(options, work) if options.all_models else run_one(options, work)
+        except (process.HarnessError, DemoFailed) as error:
+            print(f"\ndemo failed: {error}", file=sys.stderr)
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

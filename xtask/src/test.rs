@@ -1,0 +1,113 @@
+//! `cargo xtask test`: every check that a change has to pass, cheapest first.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use crate::command::{self, cargo, program};
+use crate::python::Environment;
+use crate::steps::{self, Step};
+use crate::{codegen, layers, vllm_env};
+
+/// Arguments of `cargo xtask test`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Leave out the end-to-end tests with a real vLLM, which take most of the time
+    #[arg(long)]
+    no_vllm: bool,
+    /// Directory of the vLLM environment; made if it is not there
+    #[arg(long, default_value = vllm_env::DEFAULT_DIRECTORY)]
+    venv: PathBuf,
+}
+
+/// The environment of the Python tests that need no engine.
+const TEST_VENV: &str = ".venv-test";
+const TEST_TOOLS: [&str; 4] = ["maturin>=1.9,<2", "pytest>=8,<10", "numpy", "blake3"];
+
+/// Runs the steps.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut list = vec![
+        Step::new("format", || {
+            command::run(cargo().args(["fmt", "--all", "--check"]))
+        }),
+        Step::new("layers", layers::run),
+        Step::new("generated code", || codegen::run(true)),
+        Step::new("clippy", clippy),
+        Step::new("docs", docs),
+        Step::new("rust tests", rust_tests),
+        Step::new("loom", loom),
+        Step::new("python tests", python_tests),
+    ];
+    if options.no_vllm {
+        println!("--no-vllm: the end-to-end tests with a real vLLM do not run");
+    } else {
+        list.push(Step::new("vllm end to end", || vllm_tests(options)));
+    }
+    steps::run(list)
+}
+
+fn clippy() -> Result<()> {
+    command::run(cargo().args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--locked",
+        "--",
+        "-D",
+        "warnings",
+    ]))
+}
+
+fn docs() -> Result<()> {
+    let mut doc = cargo();
+    doc.args(["doc", "--package", "kvasir", "--lib", "--no-deps", "--locked"]);
+    command::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+fn rust_tests() -> Result<()> {
+    // The Python extension has no Rust tests, and as an extension module it cannot be linked into a test program.
+    command::run(cargo().args(["test", "--workspace", "--exclude", "kvasir-python", "--locked"]))
+}
+
+/// The model-checked tests: the library under `--cfg loom`, tests with `loom` in their names.
+fn loom() -> Result<()> {
+    let mut test = cargo();
+    test.args([
+        "test",
+        "--package",
+        "kvasir",
+        "--lib",
+        "--release",
+        "--locked",
+        "--target-dir",
+    ]);
+    test.arg(command::target().join("loom")).args(["--", "loom"]);
+    test.env("RUSTFLAGS", "--cfg loom")
+        .env("LOOM_MAX_PREEMPTIONS", "2");
+    command::run(&mut test)
+}
+
+fn python_tests() -> Result<()> {
+    let environment = Environment::ensure(TEST_VENV.as_ref())?;
+    environment.pip_install(TEST_TOOLS)?;
+    environment.install_kvasir()?;
+    command::run(program(environment.python()).arg("tests/keys_golden.py"))?;
+    pytest(&environment, "python/tests")
+}
+
+fn vllm_tests(options: &Options) -> Result<()> {
+    let environment = vllm_env::ensure(&options.venv)?;
+    environment.install_kvasir()?;
+    pytest(&environment, "python/e2e")
+}
+
+fn pytest(environment: &Environment, directory: &str) -> Result<()> {
+    if !command::root().join(directory).is_dir() {
+        bail!("{directory} is not there");
+    }
+    let mut pytest = program(environment.python());
+    pytest.args(["-m", "pytest", "-ra", "--durations=5", directory]);
+    pytest.env("KVASIR_BINARY", environment.binary("kvasir"));
+    pytest.env("KVASIR_MODEL_CACHE", command::target().join("e2e/models"));
+    command::run(&mut pytest)
+}
