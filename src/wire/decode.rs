@@ -5,7 +5,7 @@
 use flatbuffers::{ForwardsUOffset, Vector, VerifierOptions};
 
 use super::error::{BadFrame, DecodeError, ErrorCode, WireError};
-use super::generated as fb;
+use super::generated::kvasir::wire as fb;
 use super::message::*;
 use super::{
     MAX_DOMAIN_FIELD_BYTES, MAX_EXTENTS, MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, MAX_GROUPS, MAX_ITEMS, MAX_KEYS,

@@ -4,7 +4,7 @@
 
 use flatbuffers::{FlatBufferBuilder, UnionWIPOffset, WIPOffset};
 
-use super::generated as fb;
+use super::generated::kvasir::wire as fb;
 use super::message::*;
 use super::{MAX_FRAME_BYTES, PREFIX_BYTES, WireError};
 use crate::keys::ChunkKey;

@@ -20,6 +20,20 @@ mod decode;
 mod encode;
 mod error;
 mod frame;
+/// What flatc makes of `schema/`. It reads fields through raw pointers after the verifier has accepted the whole
+/// buffer, and is spared the lints that hand-written code obeys. Only `encode` and `decode` look in here.
+#[allow(
+    unsafe_code,
+    unsafe_op_in_unsafe_fn,
+    missing_docs,
+    unreachable_pub,
+    unused_imports,
+    dead_code,
+    deprecated,
+    mismatched_lifetime_syntaxes,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
+)]
 mod generated;
 mod message;
 

@@ -1,6 +1,6 @@
 //! Regenerates `src/wire/generated/` from `schema/`.
 //!
-//! `schema/envelope.fbs` is the root: it includes the other files, and one Rust file with everything comes out. The
+//! `schema/kvasir.fbs` is the root: it includes the other files, and one Rust file with everything comes out. The
 //! compiler is the pinned one of `xtask/flatc`; it is built when first needed, with cmake and a C++ compiler. The result
 //! is checked in, so nobody else needs either.
 
@@ -20,7 +20,7 @@ pub(crate) struct Options {
     pub(crate) check: bool,
 }
 
-const ROOT_SCHEMA: &str = "schema/envelope.fbs";
+const ROOT_SCHEMA: &str = "schema/kvasir.fbs";
 const GENERATED: &str = "src/wire/generated";
 const HEADER: &str = "// @generated from schema/*.fbs by `cargo xtask codegen`; do not edit.\n\n";
 
