@@ -7,12 +7,14 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use nix::sys::stat::{Mode, umask};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, socket};
+use nix::sys::stat::{Mode, fchmod};
 
 use super::config::MAX_SOCKET_PATH_BYTES;
 use crate::shm::ShmError;
@@ -239,12 +241,20 @@ fn prepare(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// Binds with mode 0600 from the first moment: the mask is narrowed while no other thread runs.
+/// Binds with mode 0600 from the first moment: Linux takes the name's mode from the socket's own, so no mask of the
+/// whole process has to be changed.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    let before = umask(Mode::from_bits_truncate(0o177));
-    let bound = UnixListener::bind(path);
-    umask(before);
-    bound
+    let socket = socket(
+        AddressFamily::Unix,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    // A server that stops before it listens leaves a name that refuses connections, which is what stale means.
+    nix::sys::socket::listen(&socket, Backlog::MAXCONN)?;
+    Ok(socket.into())
 }
 
 #[cfg(test)]
