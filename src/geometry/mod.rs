@@ -14,10 +14,12 @@ mod dtype;
 mod error;
 pub mod fingerprint;
 mod group;
+pub mod layout;
 pub mod object;
 mod ratio;
 mod resolve;
 pub mod segments;
+pub mod view;
 pub mod window;
 
 pub use bound::{BoundGeometry, BoundGroup};
