@@ -30,3 +30,6 @@ pub use group::{GeometryInput, GroupKind, KvGroup, LayerSpec, RecurrentMode};
 pub use object::{ObjectGroup, ObjectKind, object_groups};
 pub use ratio::Ratio;
 pub use resolve::{ResolvedGeometry, ResolvedGroup, ResolvedLayer, resolve};
+
+#[cfg(test)]
+mod tests;

@@ -307,3 +307,6 @@ fn check_storage(layer: &LayerTensors, view: PageView) -> Result<PageView, ViewE
     }
     Ok(view)
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,7 +56,8 @@ impl ViewRule for RecurrentPage {
             .map(|plane| plane.offset + plane.bytes)
             .max()
             .unwrap_or(0);
-        if end - start > page {
+        // Too far apart for a page, or on top of each other.
+        if end - start > page || end - start < found {
             let found = end - start;
             return Err(ViewError::Bytes {
                 layer: layer.layer.clone(),
