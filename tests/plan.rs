@@ -247,3 +247,376 @@ fn chunk_answers_the_documented_example() {
     let default = kvasir(&["chunk", "--span", "400", "--json"], b"");
     assert_eq!(default.json()["chunk_size"], 400);
 }
+
+fn refused(args: &[&str], stdin: &str) -> Value {
+    let mut with_json = args.to_vec();
+    with_json.push("--json");
+    let output = kvasir(&with_json, stdin.as_bytes());
+    assert_eq!(output.code, Some(2), "{args:?} {stdin}: {}", output.stdout);
+    let answer = output.json();
+    let error = answer["error"].clone();
+    assert!(
+        error["kind"].is_string() && error["message"].is_string() && error["groups"].is_array(),
+        "{answer}"
+    );
+    // The same in one line for people, and nothing on standard output.
+    let plain = kvasir(args, stdin.as_bytes());
+    assert_eq!(plain.code, Some(2));
+    assert_eq!(plain.stdout, "");
+    assert_eq!(
+        plain.stderr,
+        format!("kvasir plan: {}\n", error["message"].as_str().unwrap())
+    );
+    assert_eq!(plain.stderr.lines().count(), 1);
+    error
+}
+
+fn one_group(fields: &str) -> String {
+    format!(r#"{{"dcp":1,"groups":[{{{fields}}}]}}"#)
+}
+
+const LAYERS: &str =
+    r#""layers":[{"count":2,"page_size_bytes":4096,"dtype":"bfloat16","tokens_per_state":1}]"#;
+
+#[test]
+fn bad_groups_name_the_group_and_the_numbers() {
+    let full = |fields: &str| one_group(&format!(r#""kind":"full_attention",{fields}"#));
+    let cases = [
+        (full(&format!(r#""block_size":0,{LAYERS}"#)), "block_size is 0"),
+        (
+            full(&format!(r#""block_size":-16,{LAYERS}"#)),
+            "block_size is -16",
+        ),
+        (
+            full(&format!(r#""block_size":16.5,{LAYERS}"#)),
+            "block_size is 16.5",
+        ),
+        (
+            full(&format!(r#""block_size":"16",{LAYERS}"#)),
+            "block_size is \"16\"",
+        ),
+        (
+            full(&format!(r#""block_size":1e40,{LAYERS}"#)),
+            "block_size is 1e+40",
+        ),
+        (
+            full(&format!(r#""block_size":18446744073709551615,{LAYERS}"#)),
+            "18446744073709551615 tokens",
+        ),
+        (
+            full(&format!(r#""block_size":8589934592,{LAYERS}"#)),
+            "exceeds 16777216 tokens",
+        ),
+        (full(LAYERS), "block_size is missing"),
+        (full(r#""block_size":16"#), "layers is missing"),
+        (full(r#""block_size":16,"layers":[]"#), "no layers"),
+        (full(r#""block_size":16,"layers":7"#), "layers is 7"),
+        (
+            full(r#""block_size":16,"layers":[7]"#),
+            "layer entry 0: expected an object",
+        ),
+        (
+            full(r#""block_size":16,"layers":[{"dtype":"int8"}]"#),
+            "page_size_bytes is missing",
+        ),
+        (
+            full(r#""block_size":16,"layers":[{"page_size_bytes":64}]"#),
+            "declares no dtype",
+        ),
+        (
+            full(r#""block_size":16,"layers":[{"page_size_bytes":64,"dtype":"bf16"}]"#),
+            "unknown dtype \"bf16\"",
+        ),
+        (
+            full(r#""block_size":16,"layers":[{"page_size_bytes":0,"dtype":"int8"}]"#),
+            "page_size_bytes 0",
+        ),
+        (
+            full(
+                r#""block_size":16,"layers":[{"page_size_bytes":64,"dtype":"int8","tokens_per_state":"1/0"}]"#,
+            ),
+            "tokens_per_state is \"1/0\"",
+        ),
+        (
+            full(r#""block_size":16,"layers":[{"page_size_bytes":64,"dtype":"int8","tokens_per_state":3}]"#),
+            "no whole number of slots",
+        ),
+        (
+            full(
+                r#""block_size":16,"layers":[{"count":3,"page_size_bytes":9223372036854775807,"dtype":"int8"}]"#,
+            ),
+            "overflow 64 bits",
+        ),
+        (
+            one_group(&format!(r#""kind":"attention\n","block_size":16,{LAYERS}"#)),
+            "unknown kind \"attention\\n\"",
+        ),
+        (
+            one_group(&format!(r#""block_size":16,{LAYERS}"#)),
+            "kind is missing",
+        ),
+        (
+            one_group(&format!(r#""kind":"sliding_window","block_size":16,{LAYERS}"#)),
+            "must give its window",
+        ),
+        (
+            one_group(&format!(
+                r#""kind":"mamba","block_size":16,"mamba_cache_mode":"most",{LAYERS}"#
+            )),
+            "unknown recurrent cache mode \"most\"",
+        ),
+        (
+            full(&format!(r#""block_size":16,"prefix_cacheable":"no",{LAYERS}"#)),
+            "prefix_cacheable is \"no\"",
+        ),
+    ];
+    for (input, reason) in cases {
+        let error = refused(&["groups", "-"], &input);
+        assert_eq!(error["groups"][0]["index"], 0, "{input}: {error}");
+        let found = error["groups"][0]["reason"].as_str().unwrap();
+        assert!(found.contains(reason), "{input}: {reason:?} is not in {found:?}");
+    }
+}
+
+#[test]
+fn bad_documents_are_one_line() {
+    let file = env!("CARGO_MANIFEST_DIR");
+    for input in [
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}",
+        r#"{"groups":{}}"#,
+        r#"{"groups":[]}"#,
+        r#"{"groups":[],"dcp":0}"#,
+        "\u{0}",
+    ] {
+        refused(&["groups", "-"], input);
+        refused(&["segments", "-"], input);
+    }
+    refused(&["groups", "-"], &"[".repeat(100_000));
+    assert_eq!(refused(&["groups", file], "")["kind"], "io");
+    assert_eq!(refused(&["segments", "no/such\nfile"], "")["kind"], "io");
+    let good = cases("groups.json", "cases")[0]["input"].to_string();
+    for size in ["0", "-1", "x", "", "1e3", "99999999999999999999", "16777217"] {
+        refused(&["groups", "-", "--chunk-size", size], &good);
+    }
+    for dcp in ["0", "-1", "two", "18446744073709551615"] {
+        refused(&["groups", "-", "--dcp", dcp], &good);
+    }
+}
+
+#[test]
+fn refusals_list_every_group() {
+    let group = |kind: &str, more: &str| format!(r#"{{"kind":"{kind}","block_size":16,{more}{LAYERS}}}"#);
+    let mixed = r#"{"kind":"mamba","block_size":16,"mamba_cache_mode":"align","layers":[
+        {"page_size_bytes":64,"dtype":"int8"},{"page_size_bytes":64,"dtype":"int8","kind":"full_attention"}]}"#;
+    let windows = r#"{"kind":"sliding_window","window":1024,"block_size":16,"layers":[
+        {"page_size_bytes":64,"dtype":"int8"},{"page_size_bytes":64,"dtype":"int8","window":512}]}"#;
+    let groups = [
+        group("cross_attention", ""),
+        group("full_attention", ""),
+        group("mamba", r#""mamba_cache_mode":"none","#),
+        mixed.to_owned(),
+        windows.to_owned(),
+        group("mamba", r#""mamba_cache_mode":"align","#),
+    ];
+    let error = refused(
+        &["groups", "-"],
+        &format!(r#"{{"groups":[{}]}}"#, groups.join(",")),
+    );
+    assert_eq!(error["kind"], "refused");
+    let indices: Vec<u64> = error["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| g["index"].as_u64().unwrap())
+        .collect();
+    assert_eq!(indices, [0, 2, 3, 4]);
+
+    // Unreadable groups do not hide the others.
+    let error = refused(
+        &["groups", "-"],
+        &format!(r#"{{"groups":[{},{},7]}}"#, groups[0], groups[1]),
+    );
+    let indices: Vec<u64> = error["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| g["index"].as_u64().unwrap())
+        .collect();
+    assert_eq!(
+        (error["kind"].as_str().unwrap(), indices),
+        ("invalid", vec![0, 2])
+    );
+}
+
+#[test]
+fn the_command_line_overrides_context_parallelism() {
+    let cases = cases("groups.json", "cases");
+    let case = |name: &str| cases.iter().find(|case| case["name"] == name).unwrap();
+    let input = case("dcp2/deepseek-v3-mla")["input"].to_string();
+    for (dcp, alignment) in [("1", 64), ("2", 128), ("4", 256), ("8", 512)] {
+        let output = kvasir(&["groups", "-", "--json", "--dcp", dcp], input.as_bytes());
+        assert_eq!(output.json()["required_alignment"], alignment);
+    }
+    // Whether a group is sharded decides its span, so it cannot be left open.
+    let open = one_group(&format!(r#""kind":"full_attention","block_size":16,{LAYERS}"#));
+    assert_eq!(kvasir(&["groups", "-"], open.as_bytes()).code, Some(0));
+    let error = refused(&["groups", "-", "--dcp", "2"], &open);
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("dcp_sharded is missing")
+    );
+}
+
+#[test]
+fn the_table_explains_the_alignment() {
+    let groups = format!(
+        r#"{{"groups":[{{"kind":"mamba","mamba_cache_mode":"align","block_size":544,{LAYERS}}},
+        {{"kind":"full_attention","block_size":64,{LAYERS}}},
+        {{"kind":"circular_buffer","block_size":8,"prefix_cacheable":false,{LAYERS}}}]}}"#
+    );
+    let output = kvasir(&["groups", "-", "--chunk-size", "2000"], groups.as_bytes());
+    assert_eq!(output.code, Some(0));
+    for part in [
+        "required alignment  1088 tokens = lcm(64, 544)",
+        "544 = 2^5 x 17; 2 blocks in 1088",
+        "chunk size          2176 tokens = 2 x 1088",
+        "scratch",
+        "warning",
+    ] {
+        assert!(
+            output.stdout.contains(part),
+            "{part:?} is not in\n{}",
+            output.stdout
+        );
+    }
+}
+
+#[test]
+fn warnings_reach_both_answers() {
+    let args = ["chunk", "--span", "8192", "--span", "544", "--json"];
+    let output = kvasir(&args, b"");
+    let warnings = output.json()["warnings"].clone();
+    assert_eq!(warnings.as_array().unwrap().len(), 1);
+    assert!(warnings[0].as_str().unwrap().starts_with("near-coprime"));
+    assert!(kvasir(&args[..5], b"").stdout.contains("near-coprime"));
+}
+
+#[test]
+fn bad_spans_are_listed_by_position() {
+    let error = refused(
+        &[
+            "chunk",
+            "--span",
+            "-5",
+            "--span",
+            "16",
+            "--span",
+            "8589934592",
+            "--span",
+            "two",
+        ],
+        "",
+    );
+    let indices: Vec<u64> = error["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| g["index"].as_u64().unwrap())
+        .collect();
+    assert_eq!(indices, [0, 2, 3]);
+    assert_eq!(refused(&["chunk"], "")["kind"], "no_cacheable_group");
+    assert_eq!(
+        refused(&["chunk", "--span", "0"], "")["kind"],
+        "no_cacheable_group"
+    );
+    assert_eq!(
+        refused(&["chunk", "--span", "16", "--chunk-size", "0"], "")["kind"],
+        "zero"
+    );
+    assert_eq!(
+        refused(&["chunk", "--span", "16777213", "--span", "16777215"], "")["kind"],
+        "too_large"
+    );
+    let scratch = kvasir(
+        &["chunk", "--span", "640", "--span", "0", "--span", "640", "--json"],
+        b"",
+    );
+    assert_eq!(scratch.json()["chunk_size"], 640);
+}
+
+#[test]
+fn bad_segments_name_the_tensor() {
+    let document = |layout: &str, tensors: &str| {
+        format!(r#"{{{layout}"granule":2097152,"blocks":10,"total_bytes":163840,"tensors":[{tensors}]}}"#)
+    };
+    let good = r#"{"n_layers":2,"offset":0,"layer_stride":81920,"block_stride":8192}"#;
+    assert_eq!(
+        kvasir(
+            &["segments", "-"],
+            document(r#""layout":"LBNHC","#, good).as_bytes()
+        )
+        .code,
+        Some(0)
+    );
+    assert_eq!(refused(&["segments", "-"], &document("", good))["kind"], "layout");
+    assert_eq!(
+        refused(&["segments", "-"], &document(r#""layout":"LBN","#, good))["kind"],
+        "layout"
+    );
+    assert_eq!(
+        refused(&["segments", "-"], &document(r#""layout":"LBNHC","#, ""))["kind"],
+        "no_tensors"
+    );
+    for bad in [
+        r#"{"n_layers":2,"offset":0,"layer_stride":81919,"block_stride":8192}"#,
+        r#"{"n_layers":2,"offset":1,"layer_stride":81920,"block_stride":8192}"#,
+        r#"{"n_layers":1,"offset":8192,"layer_stride":81920,"block_stride":8192}"#,
+        r#"{"n_layers":0,"offset":0,"layer_stride":81920,"block_stride":8192}"#,
+        r#"{"n_layers":2,"offset":0,"layer_stride":81920,"block_stride":-1}"#,
+        r#"{"n_layers":2,"offset":0,"layer_stride":81920}"#,
+        r#"{"n_layers":2,"offset":0,"layer_stride":81920,"block_stride":8192,"num_heads":2}"#,
+        "7",
+    ] {
+        let error = refused(
+            &["segments", "-"],
+            &document(r#""layout":"LBNHC","#, &format!("{good},{bad}")),
+        );
+        assert_eq!(error["groups"][0]["index"], 1, "{bad}: {error}");
+    }
+    let good = document(r#""layout":"LBNHC","#, good);
+    for commit in ["-1", "x", "18446744073709551616"] {
+        refused(&["segments", "-", "--commit", commit], &good);
+    }
+    let json = kvasir(
+        &["segments", "-", "--json", "--commit", "99", "--no-register"],
+        good.as_bytes(),
+    )
+    .json();
+    assert_eq!(json["commits"][0]["blocks"], 10);
+    assert_eq!(json["padded"]["segments"], json["segments"]);
+    let table = kvasir(&["segments", "-"], good.as_bytes()).stdout;
+    assert!(
+        table.contains("2 segments, 163840 bytes of address space, 4194304 padded"),
+        "{table}"
+    );
+}
+
+#[test]
+fn a_file_is_read_like_standard_input() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.json");
+    let input = cases("groups.json", "cases")[0]["input"].to_string();
+    std::fs::write(&path, &input).unwrap();
+    let from_file = kvasir(&["groups", path.to_str().unwrap(), "--json"], b"");
+    assert_eq!(from_file.code, Some(0));
+    assert_eq!(
+        from_file.json(),
+        kvasir(&["groups", "-", "--json"], input.as_bytes()).json()
+    );
+}

@@ -316,3 +316,6 @@ fn overlap(left: &(&str, Plane), right: &(&str, Plane)) -> LayoutError {
         storage: left.1.storage,
     }
 }
+
+#[cfg(test)]
+mod tests;
