@@ -333,7 +333,7 @@ fn malformed_groups_are_named_with_their_numbers() {
 fn a_model_of_scratch_only_has_nothing_to_cache() {
     let scratch = group(GroupKind::CircularBuffer, 8, 64);
     assert_eq!(
-        run(1, &[scratch.clone()]),
+        run(1, &[scratch]),
         Err(GeometryError::Chunk(ChunkError::NoCacheableGroup { spans: 1 }))
     );
 }
@@ -395,7 +395,10 @@ fn warnings_name_near_coprime_spans_and_long_recurrent_chunks() {
         alignment: 139_264,
         largest_span: 8192,
     };
-    assert_eq!(resolved.bind(139_264).unwrap().warnings(), [near.clone()]);
+    assert_eq!(
+        resolved.bind(139_264).unwrap().warnings(),
+        std::slice::from_ref(&near)
+    );
     let long = Warning::LongRecurrentChunk {
         chunk: 278_528,
         alignment: 139_264,
