@@ -156,7 +156,9 @@ proptest! {
         const BYTES: u64 = 256;
         let planes: Vec<Plane> = planes
             .into_iter()
-            .map(|(storage, offset, stride, bytes)| plane(storage, BYTES, offset, one_stride.unwrap_or(stride), bytes))
+            .map(|(storage, offset, stride, bytes)| {
+                plane(storage, BYTES, offset, one_stride.unwrap_or(stride), bytes)
+            })
             .collect();
         let mut covered = std::collections::HashSet::new();
         let mut legal = true;

@@ -230,7 +230,8 @@ fn recurrent_slices_are_one_plane_each() {
 
 #[test]
 fn sub_paged_attention_in_its_layouts() {
-    // Three blocks of 32 tokens; the kernel's pages hold 8. Two heads of 4 elements of 2 bytes; keys and values.
+    // Three blocks of 32 tokens; the kernel's pages hold 8. Two heads of 4 elements of 2 bytes; keys and
+    // values.
     let (blocks, k, tokens, heads, head) = (3, 4, 8, 2, 4);
     let row = tokens * heads * head * 2;
     let page = 2 * row * k;
