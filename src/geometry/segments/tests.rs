@@ -156,6 +156,15 @@ fn padded_head_slices_must_be_said() {
         Err(SegmentError::HeadsNotWhole { tensor: 0, .. })
     ));
     let heads = Some(HeadSlices {
+        count: 2,
+        stride: slice - 1,
+    });
+    let close = TensorPlacement { heads, ..said };
+    assert!(matches!(
+        SegmentPlan::new(&input("LHBNC", 8, 4 * GRANULE, &[close]), true),
+        Err(SegmentError::HeadsDoNotFit { count: 2, .. })
+    ));
+    let heads = Some(HeadSlices {
         count: 3,
         stride: GRANULE,
     });
