@@ -1,4 +1,5 @@
-//! KV group geometry: spans, alignment, chunk size, object bytes, page views, windows, segments, layout fingerprint.
+//! KV group geometry: spans, alignment, chunk size, object bytes, page views, windows, segments, layout
+//! fingerprint.
 //!
 //! Pure functions over the resolved groups of an engine; no I/O. Imports nothing of this crate.
 //!
@@ -14,10 +15,12 @@ mod dtype;
 mod error;
 pub mod fingerprint;
 mod group;
+pub mod layout;
 pub mod object;
 mod ratio;
 mod resolve;
 pub mod segments;
+pub mod view;
 pub mod window;
 
 pub use bound::{BoundGeometry, BoundGroup};
@@ -28,3 +31,6 @@ pub use group::{GeometryInput, GroupKind, KvGroup, LayerSpec, RecurrentMode};
 pub use object::{ObjectGroup, ObjectKind, object_groups};
 pub use ratio::Ratio;
 pub use resolve::{ResolvedGeometry, ResolvedGroup, ResolvedLayer, resolve};
+
+#[cfg(test)]
+mod tests;
