@@ -105,10 +105,15 @@ fn footprint(socket: &str) {
     }
     drop(client);
     thread::sleep(Duration::from_secs(1));
-    let (rss, shared) = (status_kib(pid, "VmRSS:"), pool_kib(pid));
+    let (rss, shmem) = (status_kib(pid, "VmRSS:"), status_kib(pid, "RssShmem:"));
+    let pool = shmem.min(total / 1024);
     println!(
-        "resident, pool prefaulted: {rss} KiB, of it pool pages {shared} KiB, the rest {:.1} MiB",
-        (rss - shared) as f64 / 1024.0
+        "resident, pool prefaulted: {rss} KiB; besides {pool} KiB of pool pages {:.1} MiB (anonymous {} KiB, files {} \
+         KiB, other shared memory {} KiB)",
+        (rss - pool) as f64 / 1024.0,
+        status_kib(pid, "RssAnon:"),
+        status_kib(pid, "RssFile:"),
+        shmem - pool
     );
     let idle = idle_seconds();
     watch(pid, idle, "no client");
@@ -162,22 +167,6 @@ fn cpu_ns(pid: u32) -> u64 {
 
 fn status_kib(pid: u32, name: &str) -> u64 {
     field(&read(&format!("/proc/{pid}/status")), name)
-}
-
-/// Resident pages of the pool's own mapping.
-fn pool_kib(pid: u32) -> u64 {
-    let smaps = read(&format!("/proc/{pid}/smaps"));
-    let mut in_pool = false;
-    let mut sum = 0;
-    for line in smaps.lines() {
-        if line.contains(" r") && line.contains("memfd:") || line.contains("-s ") || line.contains("/") {
-            in_pool = line.contains("memfd:kvasir-pool");
-        }
-        if in_pool && line.starts_with("Rss:") {
-            sum += field(line, "Rss:");
-        }
-    }
-    sum
 }
 
 fn read(path: &str) -> String {
