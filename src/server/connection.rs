@@ -157,7 +157,7 @@ impl Connection {
         };
         let stream = &self.stream;
         // No frame of a client announces descriptors, so none is accepted.
-        let receive = || recv_with_fds(stream, space, 0);
+        let mut receive = || recv_with_fds(stream, space, 0);
         let received = if self.server.is_draining() {
             // The last look, also at what the event loop has not heard of yet.
             receive()
