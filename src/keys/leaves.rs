@@ -61,6 +61,11 @@ pub fn hash_leaves(bytes: &[u8], leaf_len: usize, out: &mut Vec<[u8; 32]>) {
         );
         return;
     }
+    hash_in_lanes(platform, bytes, leaf_len, out);
+}
+
+/// [`hash_leaves`] where the lanes have work to do.
+fn hash_in_lanes(platform: Platform, bytes: &[u8], leaf_len: usize, out: &mut Vec<[u8; 32]>) {
     let mut batch = Batch::new(platform, leaf_len);
     for leaves in bytes.chunks(leaf_len * LANES) {
         batch.hash(leaves, out);
@@ -244,6 +249,34 @@ mod tests {
         for leaf_len in borders.chain(around).chain(large).chain([1, 4, 63, 65]) {
             for leaves in [0, 1, 2, 7, 8, 16, 17, 33] {
                 check(&bytes(leaf_len * leaves, leaf_len as u64), leaf_len);
+            }
+        }
+    }
+
+    /// Every vector unit of this machine, and the code for none.
+    fn platforms() -> Vec<Platform> {
+        let mut platforms = vec![Platform::portable(), Platform::detect()];
+        #[cfg(target_arch = "x86_64")]
+        platforms.extend(
+            [Platform::sse2(), Platform::sse41(), Platform::avx2()]
+                .into_iter()
+                .flatten(),
+        );
+        platforms
+    }
+
+    #[test]
+    fn lanes_of_every_width_equal_blake3() {
+        for leaf_len in [64, 640, 1024, 1028, 2176, 2560, 3 * 1024, 5 * 1024 + 1, 9 * 1024] {
+            let bytes = bytes(leaf_len * 21, 3);
+            let want: Vec<[u8; 32]> = bytes
+                .chunks_exact(leaf_len)
+                .map(|leaf| *blake3::hash(leaf).as_bytes())
+                .collect();
+            for platform in platforms() {
+                let mut got = Vec::new();
+                hash_in_lanes(platform, &bytes, leaf_len, &mut got);
+                assert_eq!(got, want, "leaf length {leaf_len} on {platform:?}");
             }
         }
     }
