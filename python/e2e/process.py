@@ -249,6 +249,14 @@ class Server:
             self.kill()
             raise HarnessError(f"server: still there {STOP_S:.0f} s after SIGTERM") from None
 
+    def pause(self) -> None:
+        """SIGSTOP: the server is there and does not answer."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
