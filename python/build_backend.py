@@ -12,6 +12,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import maturin
 from maturin import (  # noqa: F401  (hooks that need nothing added)
@@ -22,6 +23,10 @@ from maturin import (  # noqa: F401  (hooks that need nothing added)
     prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
 )
+
+# maturin's hooks run the `maturin` command; without build isolation it lies beside this interpreter, which need
+# not be on the path.
+os.environ["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = "kvasir"
