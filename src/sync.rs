@@ -1,3 +1,36 @@
 //! The one place atomics come from: `std`, or `loom` when built with `--cfg loom`.
 //!
 //! Imports nothing of this crate.
+//!
+//! Two kinds of atomics exist here because loom can only follow the ones it allocates itself:
+//!
+//! - the re-exports at the root are loom's under loom. State machines that are model-checked use these,
+//!   usually behind a small trait (see `control::binding::WordCell`);
+//! - [`shared`] is always `std`: words at an address inside a mapping, which another process sees too.
+//!
+//! Without `--cfg loom` the two are the same types.
+
+#[cfg(not(loom))]
+pub use std::{
+    hint::spin_loop,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+    },
+    thread,
+};
+
+#[cfg(loom)]
+pub use loom::{
+    hint::spin_loop,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+    },
+    thread,
+};
+
+/// Atomics placed in memory that other processes map: the processor's own, under loom too.
+pub mod shared {
+    pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+}

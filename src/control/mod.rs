@@ -1,3 +1,23 @@
 //! The control region and the chunk-size word: binding a chunk size once, late.
 //!
-//! May import `geometry`, `sync`, `shm`.
+//! May import `geometry`, `sync`, `shm`. No unsafe code.
+//!
+//! One chunk size holds for one life of the server, for all its clients. It is not known at start: the
+//! first client that negotiates decides it together with the configured minimum. The decision is one word
+//! ([`word`]) in the control region ([`region`]), moved by the state machine in [`binding`].
+
+pub mod binding;
+pub mod config;
+mod error;
+#[cfg(all(test, loom))]
+mod loom;
+pub mod region;
+pub mod resolve;
+pub mod word;
+
+pub use binding::{Binding, BindingListener, NegotiateRequest, Negotiated, WordCell};
+pub use config::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
+pub use error::{BindError, BindWarning, GroupSpan, GroupSpans};
+pub use region::{BootInfo, ChunkSizeCell, ControlError, ControlRegion, ControlView, Counter, Health};
+pub use resolve::{MAX_CHUNK_TOKENS, ResolveError, resolve_chunk, spans_alignment};
+pub use word::{BindState, ChunkWord, WordError};

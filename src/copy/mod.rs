@@ -1,3 +1,33 @@
 //! Copy plans and the host copy engine that executes them.
 //!
 //! May import `sync`, `shm`.
+//!
+//! A [`CopyPlan`] lists pieces (source span, destination span, length) between two sets of registered
+//! [`HostMemory`] regions: an engine's KV tensors on one side, the pool on the other. A [`CopyEngine`]
+//! checks the whole plan before it moves the first byte, then moves it.
+//!
+//! KV bytes are cold on both sides and are not read back by the core that copied them. So payload is
+//! written past the caches by non-temporal stores, over eight interleaved 4 KiB strips, and the copy ends
+//! in a store fence: after [`CopyEngine::execute`] returns, an ordinary release store publishes the bytes.
+//! Why, and with which gain: `docs/decisions/0003-copy-engine.md`. Headers and rings use plain copies, not
+//! this module.
+//!
+//! `unsafe` is opened in `memory` (what a region promises), `engine` and `stream` (moving checked pieces).
+
+mod engine;
+mod memory;
+mod plan;
+#[cfg(target_arch = "x86_64")]
+mod stream;
+
+pub use engine::{CopyEngine, CopyPath};
+pub use memory::HostMemory;
+pub use plan::{CopyError, CopyPlan, Piece, Side, Span};
+
+/// Executes `plan` on the fastest path of this machine: `CopyEngine::detect().execute(..)`.
+pub fn execute(plan: &CopyPlan, src: &[HostMemory], dst: &[HostMemory]) -> Result<u64, CopyError> {
+    CopyEngine::detect().execute(plan, src, dst)
+}
+
+#[cfg(test)]
+mod tests;

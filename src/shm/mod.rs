@@ -1,3 +1,23 @@
 //! Shared memory: memfds, seals, mappings, lock bytes, descriptor passing.
 //!
 //! May import `sync`.
+//!
+//! Everything that needs `unsafe` to talk to the kernel about shared memory is in this module, so that
+//! the layers above can be safe code. The invariants its files rely on:
+//!
+//! - **No reference to shared bytes is ever formed.** Another process may write a mapping at any time, so
+//!   bytes are reached through atomics, volatile copies, or raw pointers given to the copy engine.
+//! - **A mapping is inside its file.** The file's size is checked when it is mapped, and a file made by
+//!   another process must be sealed against shrinking, so no access can raise `SIGBUS`.
+//! - **A descriptor is owned from the moment the kernel hands it out**, and is always `CLOEXEC`.
+
+mod error;
+pub mod fdpass;
+pub mod lock;
+pub mod mapping;
+pub mod memfd;
+pub mod process;
+
+pub use error::ShmError;
+pub use mapping::{LoadU32, LoadU64, Mapping, ReadOnly, ReadWrite};
+pub use memfd::{Memfd, OwnerAccess, page_size, reopen_read_only, reopen_read_write};

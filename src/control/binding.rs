@@ -1,0 +1,409 @@
+//! The state machine of the chunk size: unbound, selected, bound, and never back.
+//!
+//! May import `sync` and this module's files except `region`. No unsafe code.
+//!
+//! Exactly one compare-and-exchange leaves `Unbound`; whoever wins it has decided the size for everybody.
+//! Then the binding listeners run one after the other, and only when the last has succeeded is the word
+//! `Bound`. A listener that fails leaves the size selected; the next negotiation resumes with it.
+
+use std::sync::{Arc, PoisonError};
+
+use super::config::{ChunkSizeConfig, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
+use super::error::{BindError, BindWarning, GroupSpan, GroupSpans};
+use super::resolve::{MAX_CHUNK_TOKENS, ResolveError, limited, resolve_chunk, spans_alignment};
+use super::word::{BindState, ChunkWord};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+
+/// More KV cache groups than any model has.
+pub const MAX_GROUPS: usize = 1024;
+
+/// Where the chunk-size word lives: in the control region, or in a model checker's memory.
+pub trait WordCell: Send + Sync {
+    /// Loads the word, with acquire ordering.
+    fn load(&self) -> u64;
+    /// Stores `new` if the word is `current`, with acquire and release ordering; else says what it is.
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
+    /// Stores the word, with release ordering.
+    fn store(&self, word: u64);
+}
+
+impl WordCell for AtomicU64 {
+    fn load(&self) -> u64 {
+        AtomicU64::load(self, Ordering::Acquire)
+    }
+
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        AtomicU64::compare_exchange(self, current, new, Ordering::AcqRel, Ordering::Acquire)
+    }
+
+    fn store(&self, word: u64) {
+        AtomicU64::store(self, word, Ordering::Release);
+    }
+}
+
+impl<W: WordCell> WordCell for Arc<W> {
+    fn load(&self) -> u64 {
+        W::load(self)
+    }
+
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        W::compare_exchange(self, current, new)
+    }
+
+    fn store(&self, word: u64) {
+        W::store(self, word);
+    }
+}
+
+/// A part of the server that has to take up the chunk size before it is in force.
+///
+/// It must not call back into the [`Binding`] except to read the word.
+pub trait BindingListener: Send + Sync {
+    /// The name used in errors and logs.
+    fn name(&self) -> &str;
+    /// Takes up the size. Called until it succeeds once, and never again after that.
+    ///
+    /// # Errors
+    /// Why it cannot, for the client that is negotiating.
+    fn on_bound(&self, chunk_size: u32) -> Result<(), String>;
+}
+
+/// What a client says when it negotiates.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NegotiateRequest {
+    /// The least common multiple of the positive spans.
+    pub required_alignment: u64,
+    /// The chunk size the client would like as the minimum; counts under `auto` only. 0: none.
+    pub preferred_base: u64,
+    /// The size that an earlier life of the server gave it. 0: none.
+    pub previous_size: u64,
+    /// The model's groups. May be empty for a client that knows only its alignment.
+    pub spans: Vec<GroupSpan>,
+}
+
+/// The answer to a successful negotiation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// The chunk size in tokens.
+    pub chunk_size: u32,
+    /// The state the word has now.
+    pub state: BindState,
+    /// What the engine's log should say.
+    pub warnings: Vec<BindWarning>,
+}
+
+/// Listeners in registration order, and how many of them have succeeded.
+#[derive(Default)]
+struct Listeners {
+    all: Vec<Arc<dyn BindingListener>>,
+    done: usize,
+}
+
+/// The chunk-size word and everything that may move it.
+pub struct Binding<W> {
+    word: W,
+    config: ChunkSizeConfig,
+    listeners: Mutex<Listeners>,
+}
+
+impl<W: WordCell> Binding<W> {
+    /// Takes over a word. Nobody else may write it from here on.
+    pub fn new(word: W, config: ChunkSizeConfig) -> Self {
+        Self {
+            word,
+            config,
+            listeners: Mutex::new(Listeners::default()),
+        }
+    }
+
+    /// Adds a listener behind those that are there.
+    ///
+    /// # Errors
+    /// [`BindError::ListenerTooLate`] once a size is bound.
+    pub fn register(&self, listener: Arc<dyn BindingListener>) -> Result<(), BindError> {
+        // Bound is only published under this lock, so the listener is either run or refused.
+        let mut listeners = self.lock();
+        match self.word()?.bound() {
+            Some(chunk_size) => Err(BindError::ListenerTooLate {
+                name: listener.name().to_owned(),
+                chunk_size,
+            }),
+            None => {
+                listeners.all.push(listener);
+                Ok(())
+            }
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> ChunkSizeConfig {
+        self.config
+    }
+
+    /// The word as it is now. Binds nothing.
+    ///
+    /// # Errors
+    /// [`BindError::Word`] when something has damaged it.
+    pub fn word(&self) -> Result<ChunkWord, BindError> {
+        Ok(ChunkWord::decode(self.word.load())?)
+    }
+
+    /// The size, if it is in force. Binds nothing.
+    pub fn bound(&self) -> Option<u32> {
+        self.word().ok().and_then(ChunkWord::bound)
+    }
+
+    /// The size, for operations that need one in force.
+    ///
+    /// # Errors
+    /// [`BindError::NotNegotiated`] in every other state.
+    pub fn require_bound(&self) -> Result<u32, BindError> {
+        let word = self.word()?;
+        word.bound().ok_or(BindError::NotNegotiated(word.state()))
+    }
+
+    /// Agrees on a size with a client: the first decides it, later ones have to suit it.
+    ///
+    /// # Errors
+    /// Every [`BindError`] but those of registration and recovery; the state is as before, except that a
+    /// failed listener leaves the size selected.
+    pub fn negotiate(&self, request: NegotiateRequest) -> Result<Negotiated, BindError> {
+        let alignment = request.required_alignment;
+        let warnings = check_request(&request)?;
+        let spans = GroupSpans(request.spans);
+        let (state, chunk_size) = self.select(|| {
+            select_size(
+                self.config,
+                alignment,
+                request.preferred_base,
+                request.previous_size,
+                &spans,
+            )
+        })?;
+        if !u64::from(chunk_size).is_multiple_of(alignment) {
+            return Err(BindError::Incompatible {
+                state,
+                chunk_size,
+                alignment,
+                spans,
+            });
+        }
+        let state = self.complete(chunk_size)?;
+        Ok(Negotiated {
+            chunk_size,
+            state,
+            warnings,
+        })
+    }
+
+    /// Answers an explicit question for the size from a client that has no geometry. In `Unbound` this
+    /// freezes the configured minimum ([`DEFAULT_CHUNK_TOKENS`] under `auto`).
+    ///
+    /// # Errors
+    /// [`BindError::ListenerFailed`], with the size left selected, or [`BindError::Word`].
+    pub fn get_chunk_size(&self) -> Result<u32, BindError> {
+        let (_, chunk_size) = self.select(|| {
+            Ok(match self.config.minimum() {
+                Minimum::Auto => DEFAULT_CHUNK_TOKENS,
+                Minimum::Tokens(tokens) => tokens as u32, // `ChunkSizeConfig` keeps it within 2^24
+            })
+        })?;
+        self.complete(chunk_size)?;
+        Ok(chunk_size)
+    }
+
+    /// Binds the size that a recovered pool was written with, before any client can negotiate.
+    ///
+    /// # Errors
+    /// [`BindError::RecoveredConflict`] when the configuration excludes it: another fixed size, or a minimum
+    /// above it. [`BindError::RecoveredTooLate`] when a client was faster.
+    pub fn adopt_recovered(&self, recovered: u64) -> Result<u32, BindError> {
+        let conflict = match (self.config.minimum(), self.config.policy()) {
+            (Minimum::Tokens(tokens), Policy::Fixed) => tokens != recovered,
+            (Minimum::Tokens(tokens), Policy::Negotiate) => recovered < tokens,
+            (Minimum::Auto, _) => false,
+        };
+        if conflict {
+            return Err(BindError::RecoveredConflict {
+                recovered,
+                configured: self.config.to_string(),
+            });
+        }
+        // A pool of size 0 or beyond the limit is damaged, whatever the configuration.
+        let size = resolve_chunk(recovered, 1).map_err(|source| BindError::Arithmetic {
+            source,
+            spans: GroupSpans::default(),
+        })?;
+        let (_, chunk_size) = self.select(|| Ok(size))?;
+        if chunk_size != size {
+            return Err(BindError::RecoveredTooLate {
+                recovered: size,
+                chunk_size,
+            });
+        }
+        self.complete(chunk_size)?;
+        Ok(chunk_size)
+    }
+
+    /// Checks every span once more when a KV cache is registered.
+    ///
+    /// # Errors
+    /// [`BindError::NotNegotiated`], or [`BindError::SpanIncompatible`] with all the groups that do not fit.
+    pub fn recheck(&self, spans: &[GroupSpan]) -> Result<u32, BindError> {
+        let chunk_size = self.require_bound()?;
+        if spans.len() > MAX_GROUPS {
+            return Err(BindError::TooManyGroups {
+                given: spans.len(),
+                limit: MAX_GROUPS,
+            });
+        }
+        if spans.iter().all(|span| span.tokens == 0) {
+            return Err(BindError::NoCacheableGroup { groups: spans.len() });
+        }
+        let fits = |span: &GroupSpan| span.tokens == 0 || u64::from(chunk_size).is_multiple_of(span.tokens);
+        let wrong: Vec<GroupSpan> = spans.iter().filter(|span| !fits(span)).copied().collect();
+        if wrong.is_empty() {
+            return Ok(chunk_size);
+        }
+        Err(BindError::SpanIncompatible {
+            chunk_size,
+            spans: GroupSpans(wrong),
+        })
+    }
+
+    /// Leaves `Unbound` with the size that `choose` gives, or reports the size that somebody else chose.
+    fn select(&self, choose: impl Fn() -> Result<u32, BindError>) -> Result<(BindState, u32), BindError> {
+        let mut word = self.word()?;
+        if word == ChunkWord::Unbound {
+            let selected = ChunkWord::Selected(choose()?);
+            // The only exchange that leaves `Unbound`. Nothing ever goes back there, so one try is enough.
+            word = match self
+                .word
+                .compare_exchange(ChunkWord::Unbound.encode(), selected.encode())
+            {
+                Ok(_) => selected,
+                Err(current) => ChunkWord::decode(current)?,
+            };
+        }
+        match word {
+            ChunkWord::Selected(size) | ChunkWord::Bound(size) => Ok((word.state(), size)),
+            ChunkWord::Unbound => Err(BindError::NotNegotiated(BindState::Unbound)),
+        }
+    }
+
+    /// Runs the listeners that have not succeeded yet and publishes `Bound` after the last.
+    fn complete(&self, chunk_size: u32) -> Result<BindState, BindError> {
+        let bound = ChunkWord::Bound(chunk_size);
+        if self.word()? == bound {
+            return Ok(BindState::Bound);
+        }
+        let mut listeners = self.lock();
+        // Whoever held the lock before may have bound it, in which case nothing is left to run.
+        while let Some(listener) = listeners.all.get(listeners.done) {
+            if let Err(reason) = listener.on_bound(chunk_size) {
+                let (index, name) = (listeners.done, listener.name().to_owned());
+                return Err(BindError::ListenerFailed {
+                    chunk_size,
+                    index,
+                    name,
+                    reason,
+                });
+            }
+            listeners.done += 1;
+        }
+        self.word.store(bound.encode());
+        Ok(BindState::Bound)
+    }
+
+    /// A listener that panicked counts as one that has not succeeded, and the next negotiation tries it
+    /// again, so the lock is as good as new.
+    fn lock(&self) -> MutexGuard<'_, Listeners> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Checks the numbers of a request against each other, before any state is looked at.
+fn check_request(request: &NegotiateRequest) -> Result<Vec<BindWarning>, BindError> {
+    let alignment = request.required_alignment;
+    if request.spans.len() > MAX_GROUPS {
+        return Err(BindError::TooManyGroups {
+            given: request.spans.len(),
+            limit: MAX_GROUPS,
+        });
+    }
+    let arithmetic = |source| BindError::Arithmetic {
+        source,
+        spans: GroupSpans(request.spans.clone()),
+    };
+    let computed = spans_alignment(request.spans.iter().map(|span| span.tokens)).map_err(arithmetic)?;
+    if computed.is_none() && !request.spans.is_empty() {
+        return Err(BindError::NoCacheableGroup {
+            groups: request.spans.len(),
+        });
+    }
+    if alignment == 0 {
+        return Err(arithmetic(ResolveError::ZeroAlignment));
+    }
+    limited("required alignment", alignment).map_err(arithmetic)?;
+    if let Some(computed) = computed.filter(|&computed| computed != alignment) {
+        let spans = GroupSpans(request.spans.clone());
+        return Err(BindError::AlignmentMismatch {
+            sent: alignment,
+            computed,
+            spans,
+        });
+    }
+    let largest_span = request
+        .spans
+        .iter()
+        .map(|span| span.tokens)
+        .max()
+        .unwrap_or(alignment);
+    let near_coprime = alignment > 4 * largest_span;
+    Ok(near_coprime
+        .then_some(BindWarning::NearCoprime {
+            alignment,
+            largest_span,
+        })
+        .into_iter()
+        .collect())
+}
+
+/// The size that a first client gets.
+fn select_size(
+    config: ChunkSizeConfig,
+    alignment: u64,
+    preferred_base: u64,
+    previous_size: u64,
+    spans: &GroupSpans,
+) -> Result<u32, BindError> {
+    let arithmetic = |source| BindError::Arithmetic {
+        source,
+        spans: spans.clone(),
+    };
+    let minimum = config.minimum_for(preferred_base).map_err(arithmetic)?;
+    if config.policy() == Policy::Fixed {
+        // The previous size is allowed by this policy only if it is this one.
+        if !minimum.is_multiple_of(alignment) {
+            let (chunk_size, spans) = (minimum as u32, spans.clone());
+            return Err(BindError::FixedIncompatible {
+                chunk_size,
+                alignment,
+                spans,
+            });
+        }
+        return Ok(minimum as u32);
+    }
+    // A model that joined a larger size than its own could never come back after a restart otherwise.
+    let previous_suits = previous_size >= minimum
+        && previous_size <= MAX_CHUNK_TOKENS
+        && previous_size.is_multiple_of(alignment);
+    if previous_suits {
+        return Ok(previous_size as u32);
+    }
+    resolve_chunk(alignment, minimum).map_err(arithmetic)
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "binding_tests.rs"]
+mod tests;

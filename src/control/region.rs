@@ -1,0 +1,410 @@
+//! The control region: one page that the server writes and every client reads.
+//!
+//! May import `sync`, `shm` and this module's `word` and `binding`. No unsafe code.
+//!
+//! All fields are little-endian `u64` words at fixed offsets; words that change have a 64-byte line of
+//! their own, counters share lines. The server is the only writer: clients get read-only descriptors, and
+//! the seal against future writes holds even for a process that could open the file anew.
+//!
+//! | offset | field |
+//! |---|---|
+//! | 0 | magic, `KVASIRC1` |
+//! | 8 | ABI version (low half), header bytes (high half) |
+//! | 16 | boot id, 16 random bytes |
+//! | 32, 40, 48 | boot sequence, server process id, start in Unix milliseconds |
+//! | 64 | heartbeat: monotonic milliseconds |
+//! | 128 | chunk-size word, see [`super::word`] |
+//! | 192 | health, see [`Health`] |
+//! | 256.. | counters, see [`Counter`] |
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::binding::WordCell;
+use super::word::{ChunkWord, WordError};
+use crate::shm::process::{monotonic_ms, random_id};
+use crate::shm::{Mapping, Memfd, OwnerAccess, ReadOnly, ReadWrite, ShmError};
+use crate::sync::shared::{AtomicU64, Ordering};
+
+/// The size of the region in bytes, also where pages are larger.
+pub const CONTROL_BYTES: usize = 4096;
+/// The version of this layout. Any change to it that an older client could misread raises it.
+pub const ABI_VERSION: u32 = 1;
+/// The first word of the region.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"KVASIRC1");
+
+const AT_MAGIC: usize = 0;
+const AT_VERSION: usize = 8;
+const AT_BOOT_ID: usize = 16;
+const AT_BOOT_SEQ: usize = 32;
+const AT_SERVER_PID: usize = 40;
+const AT_STARTED: usize = 48;
+const AT_HEARTBEAT: usize = 64;
+const AT_CHUNK_SIZE: usize = 128;
+const AT_HEALTH: usize = 192;
+const AT_COUNTERS: usize = 256;
+
+// `word_at` relies on both for every offset above.
+const _: () = assert!(AT_COUNTERS + 8 * Counter::ALL.len() <= CONTROL_BYTES);
+const _: () = assert!(AT_COUNTERS.is_multiple_of(8));
+
+/// A control region that cannot be made or trusted.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The memory could not be made or mapped.
+    #[error("control region: {0}")]
+    Shm(#[from] ShmError),
+    /// Not a control region, or one whose server has not finished making it.
+    #[error("control region starts with {found:#018x} instead of {MAGIC:#018x}; it is not one of Kvasir's")]
+    Magic {
+        /// The first word.
+        found: u64,
+    },
+    /// Made by a server of another version.
+    #[error(
+        "control region has ABI version {found}, this client reads version {ABI_VERSION}; upgrade the older of \
+         server and client"
+    )]
+    AbiVersion {
+        /// The version found.
+        found: u32,
+    },
+    /// The version is right but the size is not.
+    #[error("control region says it has {found} header bytes instead of {CONTROL_BYTES}; it is damaged")]
+    HeaderBytes {
+        /// The size found.
+        found: u32,
+    },
+    /// A health value that no server writes.
+    #[error("control region has the health value {0}, which does not exist; it is damaged")]
+    Health(u64),
+}
+
+/// What one life of the server is known by. Written once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BootInfo {
+    /// Random; differs between any two lives of any servers.
+    pub boot_id: [u8; 16],
+    /// Counts the lives of one pool.
+    pub boot_seq: u64,
+    /// The server's process id, in its own namespace.
+    pub server_pid: u64,
+    /// Wall-clock time of the start.
+    pub started_unix_ms: u64,
+}
+
+impl BootInfo {
+    /// A new life of this process, from now.
+    ///
+    /// # Errors
+    /// [`ShmError::Os`] when there are no random bytes.
+    pub fn fresh(boot_seq: u64) -> Result<Self, ShmError> {
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        Ok(Self {
+            boot_id: random_id()?,
+            boot_seq,
+            server_pid: u64::from(std::process::id()),
+            started_unix_ms: now.as_millis() as u64,
+        })
+    }
+}
+
+/// What the server can do for a client now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u64)]
+pub enum Health {
+    /// Not ready yet.
+    Starting = 0,
+    /// Takes requests.
+    Serving = 1,
+    /// Answers what is under way and takes nothing new.
+    Draining = 2,
+    /// Gone for good; nothing in this region changes any more.
+    Stopped = 3,
+}
+
+impl Health {
+    /// The name used in status output and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    fn decode(word: u64) -> Result<Self, ControlError> {
+        match word {
+            0 => Ok(Self::Starting),
+            1 => Ok(Self::Serving),
+            2 => Ok(Self::Draining),
+            3 => Ok(Self::Stopped),
+            other => Err(ControlError::Health(other)),
+        }
+    }
+}
+
+/// A public counter or gauge. The value of a variant is its position, and never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(usize)]
+pub enum Counter {
+    /// Chunks that lookups asked for; hits and misses add up to it.
+    RequestedChunks = 0,
+    /// Chunks that lookups found.
+    HitChunks = 1,
+    /// Chunks that lookups did not find.
+    MissChunks = 2,
+    /// Objects published.
+    StoredObjects = 3,
+    /// Objects evicted.
+    EvictedObjects = 4,
+    /// Stores that were given up because there was no room.
+    DroppedStores = 5,
+    /// Bytes of the pool, in whole frames like all that follow.
+    PoolBytesTotal = 6,
+    /// Bytes that have memory behind them.
+    Prefaulted = 7,
+    /// Bytes held by objects.
+    Used = 8,
+    /// Bytes granted to writers.
+    Granted = 9,
+    /// Bytes of objects that readers hold.
+    Pinned = 10,
+    /// Bytes held back until their writer is known to be gone.
+    Quarantined = 11,
+}
+
+impl Counter {
+    /// All of them, in the order of the region.
+    pub const ALL: [Self; 12] = [
+        Self::RequestedChunks,
+        Self::HitChunks,
+        Self::MissChunks,
+        Self::StoredObjects,
+        Self::EvictedObjects,
+        Self::DroppedStores,
+        Self::PoolBytesTotal,
+        Self::Prefaulted,
+        Self::Used,
+        Self::Granted,
+        Self::Pinned,
+        Self::Quarantined,
+    ];
+
+    /// The name used in status output and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RequestedChunks => "requested_chunks",
+            Self::HitChunks => "hit_chunks",
+            Self::MissChunks => "miss_chunks",
+            Self::StoredObjects => "stored_objects",
+            Self::EvictedObjects => "evicted_objects",
+            Self::DroppedStores => "dropped_stores",
+            Self::PoolBytesTotal => "pool_bytes_total",
+            Self::Prefaulted => "prefaulted",
+            Self::Used => "used",
+            Self::Granted => "granted",
+            Self::Pinned => "pinned",
+            Self::Quarantined => "quarantined",
+        }
+    }
+
+    fn offset(self) -> usize {
+        AT_COUNTERS + 8 * self as usize
+    }
+}
+
+/// The server's side: owns the memory and is the only one that can write it.
+#[derive(Debug)]
+pub struct ControlRegion {
+    memfd: Memfd,
+    map: Mapping<ReadWrite>,
+    boot: BootInfo,
+}
+
+impl ControlRegion {
+    /// Makes the region for one life of the server: unbound, [`Health::Starting`], all counters zero.
+    ///
+    /// # Errors
+    /// [`ControlError::Shm`] when the memory cannot be made, mapped or sealed.
+    pub fn create(boot: BootInfo) -> Result<Self, ControlError> {
+        let memfd = Memfd::create("control", CONTROL_BYTES as u64, OwnerAccess::Read)?;
+        let map = memfd.map()?;
+        // This mapping is the last writable one there will ever be.
+        memfd.seal_future_writes()?;
+        let region = Self { memfd, map, boot };
+        let put = |offset, value| region.word_at(offset).store(value, Ordering::Relaxed);
+        let (id_low, id_high) = boot.boot_id.split_at(8);
+        put(AT_VERSION, u64::from(ABI_VERSION) | (CONTROL_BYTES as u64) << 32);
+        put(
+            AT_BOOT_ID,
+            u64::from_le_bytes(id_low.try_into().unwrap_or_default()),
+        );
+        put(
+            AT_BOOT_ID + 8,
+            u64::from_le_bytes(id_high.try_into().unwrap_or_default()),
+        );
+        put(AT_BOOT_SEQ, boot.boot_seq);
+        put(AT_SERVER_PID, boot.server_pid);
+        put(AT_STARTED, boot.started_unix_ms);
+        put(AT_CHUNK_SIZE, ChunkWord::Unbound.encode());
+        put(AT_HEARTBEAT, monotonic_ms());
+        // Last: a region without its magic is not finished.
+        region.word_at(AT_MAGIC).store(MAGIC, Ordering::Release);
+        Ok(region)
+    }
+
+    /// What this life is known by.
+    pub fn boot(&self) -> &BootInfo {
+        &self.boot
+    }
+
+    /// A read-only descriptor to send to a client.
+    ///
+    /// # Errors
+    /// [`ControlError::Shm`] when descriptors have run out or `/proc` is not mounted.
+    pub fn client_fd(&self) -> Result<OwnedFd, ControlError> {
+        Ok(self.memfd.reopen_read_only()?)
+    }
+
+    /// The chunk-size word, for the one [`super::Binding`] that may write it.
+    pub fn chunk_size_cell(self: &Arc<Self>) -> ChunkSizeCell {
+        ChunkSizeCell(Arc::clone(self))
+    }
+
+    /// Says that the server is alive: stores the monotonic clock.
+    pub fn beat(&self) {
+        self.word_at(AT_HEARTBEAT)
+            .store(monotonic_ms(), Ordering::Release);
+    }
+
+    /// Publishes what clients can expect.
+    pub fn set_health(&self, health: Health) {
+        self.word_at(AT_HEALTH).store(health as u64, Ordering::Release);
+    }
+
+    /// A counter, to add to or to set.
+    pub fn counter(&self, counter: Counter) -> &AtomicU64 {
+        self.word_at(counter.offset())
+    }
+
+    fn word_at(&self, offset: usize) -> &AtomicU64 {
+        self.map
+            .atomic_u64(offset)
+            .expect("field offsets are constants, aligned and inside the region")
+    }
+}
+
+/// The server's own descriptor, writable. Clients get [`ControlRegion::client_fd`] instead.
+impl AsFd for ControlRegion {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memfd.as_fd()
+    }
+}
+
+/// The chunk-size word inside a [`ControlRegion`], which it keeps alive.
+#[derive(Debug)]
+pub struct ChunkSizeCell(Arc<ControlRegion>);
+
+impl WordCell for ChunkSizeCell {
+    fn load(&self) -> u64 {
+        self.0.word_at(AT_CHUNK_SIZE).load(Ordering::Acquire)
+    }
+
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        self.0
+            .word_at(AT_CHUNK_SIZE)
+            .compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    }
+
+    fn store(&self, word: u64) {
+        self.0.word_at(AT_CHUNK_SIZE).store(word, Ordering::Release);
+    }
+}
+
+/// The client's side: a read-only mapping of a region that a server sent.
+#[derive(Debug)]
+pub struct ControlView {
+    map: Mapping<ReadOnly>,
+    boot: BootInfo,
+}
+
+impl ControlView {
+    /// Maps the region behind a received descriptor, which may be closed afterwards.
+    ///
+    /// # Errors
+    /// [`ControlError`] when it is too short, not sealed, not a control region, or of another version.
+    pub fn open(fd: BorrowedFd<'_>) -> Result<Self, ControlError> {
+        let map = Mapping::<ReadOnly>::map_foreign(fd, CONTROL_BYTES)?;
+        let get = |offset| -> Result<u64, ShmError> { Ok(map.atomic_u64(offset)?.load_acquire()) };
+        let found = get(AT_MAGIC)?;
+        if found != MAGIC {
+            return Err(ControlError::Magic { found });
+        }
+        let version = get(AT_VERSION)?;
+        if version as u32 != ABI_VERSION {
+            return Err(ControlError::AbiVersion {
+                found: version as u32,
+            });
+        }
+        if version >> 32 != CONTROL_BYTES as u64 {
+            return Err(ControlError::HeaderBytes {
+                found: (version >> 32) as u32,
+            });
+        }
+        let mut boot_id = [0; 16];
+        boot_id[..8].copy_from_slice(&get(AT_BOOT_ID)?.to_le_bytes());
+        boot_id[8..].copy_from_slice(&get(AT_BOOT_ID + 8)?.to_le_bytes());
+        let boot = BootInfo {
+            boot_id,
+            boot_seq: get(AT_BOOT_SEQ)?,
+            server_pid: get(AT_SERVER_PID)?,
+            started_unix_ms: get(AT_STARTED)?,
+        };
+        Ok(Self { map, boot })
+    }
+
+    /// What the server's life is known by; read once, when the region was opened.
+    pub fn boot(&self) -> &BootInfo {
+        &self.boot
+    }
+
+    /// The chunk-size word. Reading it binds nothing.
+    ///
+    /// # Errors
+    /// [`WordError`] for a pattern that no server writes.
+    pub fn chunk_word(&self) -> Result<ChunkWord, WordError> {
+        ChunkWord::decode(self.word_at(AT_CHUNK_SIZE))
+    }
+
+    /// The monotonic clock in milliseconds at the server's last sign of life.
+    pub fn heartbeat_ms(&self) -> u64 {
+        self.word_at(AT_HEARTBEAT)
+    }
+
+    /// What the server says it can do.
+    ///
+    /// # Errors
+    /// [`ControlError::Health`] for a value that no server writes.
+    pub fn health(&self) -> Result<Health, ControlError> {
+        Health::decode(self.word_at(AT_HEALTH))
+    }
+
+    /// The value of a counter. Several of them read one after the other may not add up.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.word_at(counter.offset())
+    }
+
+    fn word_at(&self, offset: usize) -> u64 {
+        let word = self.map.atomic_u64(offset);
+        word.expect("field offsets are constants, aligned and inside the region")
+            .load_acquire()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "region_tests.rs"]
+mod tests;

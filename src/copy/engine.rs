@@ -1,0 +1,128 @@
+//! Execution of checked plans.
+//!
+//! Unsafe is opened here. The invariant: [`CopyPlan::check`] has passed for these very regions, so every
+//! piece lies inside them, the destinations are writable, and no byte is both read and written. Regions
+//! are immutable handles borrowed for the whole call, so nothing can change between check and copy.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ptr;
+
+use super::{CopyError, CopyPlan, HostMemory, Piece};
+
+/// How payload bytes are moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CopyPath {
+    /// AVX2 non-temporal stores over eight interleaved strips.
+    Avx2Streaming,
+    /// The platform's ordinary copy, piece by piece.
+    Portable,
+}
+
+impl CopyPath {
+    /// Name in status, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CopyPath::Avx2Streaming => "avx2-streaming",
+            CopyPath::Portable => "portable",
+        }
+    }
+}
+
+impl fmt::Display for CopyPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Executes copy plans on one path, chosen when it is made.
+#[derive(Debug, Clone, Copy)]
+pub struct CopyEngine {
+    /// `Avx2Streaming` only if `detect` found AVX2.
+    path: CopyPath,
+}
+
+impl CopyEngine {
+    /// The fastest path of this machine.
+    pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if !cfg!(miri) && std::arch::is_x86_feature_detected!("avx2") {
+            return Self {
+                path: CopyPath::Avx2Streaming,
+            };
+        }
+        Self::portable()
+    }
+
+    /// The portable path, on any machine.
+    pub const fn portable() -> Self {
+        Self {
+            path: CopyPath::Portable,
+        }
+    }
+
+    /// The path that [`execute`](Self::execute) takes.
+    pub fn path(&self) -> CopyPath {
+        self.path
+    }
+
+    /// Checks the whole of `plan`, then copies it from regions `src` to regions `dst`. Returns the number
+    /// of bytes copied.
+    ///
+    /// On return all stores are ordered before whatever the caller does next, so a release store, or a
+    /// message, hands the bytes over. On an error nothing has been copied. Bytes that someone else writes
+    /// during the copy come out torn; callers validate incarnations afterwards.
+    pub fn execute(&self, plan: &CopyPlan, src: &[HostMemory], dst: &[HostMemory]) -> Result<u64, CopyError> {
+        plan.check(src, dst)?;
+        let pieces = plan.pieces().iter().map(|piece| {
+            // SAFETY: `check` has passed for `src` and `dst`.
+            unsafe { resolve(piece, src, dst) }
+        });
+        match self.path {
+            #[cfg(target_arch = "x86_64")]
+            CopyPath::Avx2Streaming => {
+                // SAFETY: this path exists only where `detect` found AVX2. `check` has passed, so all
+                // pieces are valid for their lengths and read and written bytes are disjoint.
+                unsafe { super::stream::copy(pieces) };
+            }
+            _ => {
+                for Resolved { src, dst, len } in pieces {
+                    // SAFETY: as above.
+                    unsafe { ptr::copy_nonoverlapping(src, dst, len) };
+                }
+            }
+        }
+        Ok(plan.bytes())
+    }
+}
+
+impl Default for CopyEngine {
+    fn default() -> Self {
+        Self::detect()
+    }
+}
+
+/// A piece as addresses.
+#[derive(Clone, Copy)]
+pub(super) struct Resolved {
+    pub(super) src: *const u8,
+    pub(super) dst: *mut u8,
+    pub(super) len: usize,
+}
+
+/// # Safety
+///
+/// A plan that holds `piece` has passed [`CopyPlan::check`] for `src` and `dst`.
+unsafe fn resolve(piece: &Piece, src: &[HostMemory], dst: &[HostMemory]) -> Resolved {
+    let from = src[usize::from(piece.src.region)].base().as_ptr();
+    let to = dst[usize::from(piece.dst.region)].base().as_ptr();
+    // SAFETY: offset + length is at most the region's length (checked), which fits `usize`.
+    unsafe {
+        Resolved {
+            src: from.add(piece.src.offset as usize),
+            dst: to.add(piece.dst.offset as usize),
+            len: piece.len as usize,
+        }
+    }
+}

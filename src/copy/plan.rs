@@ -1,0 +1,242 @@
+//! Copy plans, and every check that they have to pass before a byte moves. No unsafe here.
+
+use std::fmt;
+
+use super::HostMemory;
+
+/// A place in one of the regions of a side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Index into the slice of regions given at execution.
+    pub region: u16,
+    /// Byte offset in that region.
+    pub offset: u64,
+}
+
+impl Span {
+    /// Shorthand for the two fields.
+    pub const fn new(region: u16, offset: u64) -> Self {
+        Self { region, offset }
+    }
+
+    /// Whether `next` begins where `len` bytes from here end.
+    fn continues(self, len: u64, next: Span) -> bool {
+        self.region == next.region && self.offset.checked_add(len) == Some(next.offset)
+    }
+}
+
+/// One run of bytes to copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Where the bytes come from.
+    pub src: Span,
+    /// Where they go.
+    pub dst: Span,
+    /// How many.
+    pub len: u64,
+}
+
+/// A list of pieces, built once for a block list and executed as one copy.
+///
+/// A plan is only numbers: it names regions by index and is checked against real ones at execution.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CopyPlan {
+    pieces: Vec<Piece>,
+}
+
+impl CopyPlan {
+    /// An empty plan.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty plan with room for `pieces` pieces.
+    pub fn with_capacity(pieces: usize) -> Self {
+        Self {
+            pieces: Vec::with_capacity(pieces),
+        }
+    }
+
+    /// Appends a piece. It grows the last one instead if it continues that on both sides; a piece of no
+    /// bytes is dropped.
+    pub fn push(&mut self, src: Span, dst: Span, len: u64) {
+        if len == 0 {
+            return;
+        }
+        if let Some(last) = self.pieces.last_mut()
+            && last.src.continues(last.len, src)
+            && last.dst.continues(last.len, dst)
+            && let Some(joined) = last.len.checked_add(len)
+        {
+            last.len = joined;
+            return;
+        }
+        self.pieces.push(Piece { src, dst, len });
+    }
+
+    /// The pieces, coalesced.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// Whether there is nothing to copy.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Forgets the pieces and keeps the memory.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+    }
+
+    /// Bytes of all pieces; `u64::MAX` if that is more than 64 bits hold (such a plan never passes its
+    /// checks, so an executed one is always counted exactly).
+    pub fn bytes(&self) -> u64 {
+        self.pieces
+            .iter()
+            .fold(0, |sum, piece| sum.saturating_add(piece.len))
+    }
+
+    /// Checks every piece against the regions, and that no byte is both read and written.
+    ///
+    /// Regions of the two sides may overlap (a copy inside the pool has the same region on both), the
+    /// bytes of the pieces may not. Two pieces that write the same byte are not looked for: which of them
+    /// stays is then unspecified.
+    pub fn check(&self, src: &[HostMemory], dst: &[HostMemory]) -> Result<(), CopyError> {
+        let mut total = 0u64;
+        for (index, piece) in self.pieces.iter().enumerate() {
+            region(src, Side::Source, index, piece.src)?.check(Side::Source, index, piece.src, piece.len)?;
+            let to = region(dst, Side::Destination, index, piece.dst)?;
+            to.check(Side::Destination, index, piece.dst, piece.len)?;
+            total = total
+                .checked_add(piece.len)
+                .ok_or(CopyError::TooManyBytes { piece: index })?;
+        }
+        let overlap = |a: &HostMemory, b: &HostMemory| {
+            a.address() < b.address() + b.len() && b.address() < a.address() + a.len()
+        };
+        if src.iter().any(|a| dst.iter().any(|b| overlap(a, b))) {
+            self.check_overlap(src, dst)?;
+        }
+        Ok(())
+    }
+
+    /// The exact check, for regions that share addresses; every piece is inside its regions.
+    fn check_overlap(&self, src: &[HostMemory], dst: &[HostMemory]) -> Result<(), CopyError> {
+        let range = |regions: &[HostMemory], span: Span, len: u64| {
+            let start = regions[usize::from(span.region)].address() + span.offset as usize;
+            (start, start + len as usize)
+        };
+        let mut written: Vec<(usize, usize, usize)> = Vec::with_capacity(self.pieces.len());
+        for (index, piece) in self.pieces.iter().enumerate() {
+            let (start, end) = range(dst, piece.dst, piece.len);
+            written.push((start, end, index));
+        }
+        written.sort_unstable();
+        // Let each entry carry the furthest end of all before it, so that one look-up finds any overlap.
+        for i in 1..written.len() {
+            if written[i - 1].1 > written[i].1 {
+                (written[i].1, written[i].2) = (written[i - 1].1, written[i - 1].2);
+            }
+        }
+        for (read, piece) in self.pieces.iter().enumerate() {
+            let (start, end) = range(src, piece.src, piece.len);
+            let before = written.partition_point(|entry| entry.0 < end);
+            if let Some(&(_, furthest, write)) = before.checked_sub(1).map(|last| &written[last])
+                && furthest > start
+            {
+                return Err(CopyError::Overlap { read, write });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn region(regions: &[HostMemory], side: Side, piece: usize, span: Span) -> Result<&HostMemory, CopyError> {
+    regions
+        .get(usize::from(span.region))
+        .ok_or(CopyError::UnknownRegion {
+            piece,
+            side,
+            region: span.region,
+            regions: regions.len(),
+        })
+}
+
+/// One end of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The end that is read.
+    Source,
+    /// The end that is written.
+    Destination,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Side::Source => "source",
+            Side::Destination => "destination",
+        })
+    }
+}
+
+/// Why a plan was refused. Nothing has been copied then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CopyError {
+    /// A piece names a region that was not given.
+    #[error(
+        "piece {piece} names {side} region {region}, but {regions} are registered: build the plan for these regions"
+    )]
+    UnknownRegion {
+        /// Index of the piece in the plan.
+        piece: usize,
+        /// Which end.
+        side: Side,
+        /// The region it names.
+        region: u16,
+        /// How many there are.
+        regions: usize,
+    },
+    /// A piece leaves its region.
+    #[error(
+        "piece {piece} needs {len} bytes at offset {offset} of {side} region {region}, which has {region_len}: \
+         the plan was built for another geometry"
+    )]
+    OutOfBounds {
+        /// Index of the piece in the plan.
+        piece: usize,
+        /// Which end.
+        side: Side,
+        /// The region.
+        region: u16,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        len: u64,
+        /// Length of the region.
+        region_len: u64,
+    },
+    /// A piece writes to a region that may only be read.
+    #[error("piece {piece} writes destination region {region}, which is registered read-only")]
+    ReadOnly {
+        /// Index of the piece in the plan.
+        piece: usize,
+        /// The region.
+        region: u16,
+    },
+    /// A byte would be both read and written.
+    #[error("piece {write} writes bytes that piece {read} reads: split the copy into two plans")]
+    Overlap {
+        /// Index of the piece that reads.
+        read: usize,
+        /// Index of a piece that writes there.
+        write: usize,
+    },
+    /// The pieces together exceed 64 bits.
+    #[error("the plan's bytes exceed 64 bits at piece {piece}: it repeats pieces beyond any real copy")]
+    TooManyBytes {
+        /// Index of the piece at which the sum overflows.
+        piece: usize,
+    },
+}

@@ -1,0 +1,173 @@
+//! The AVX2 kernel: non-temporal stores over interleaved strips.
+//!
+//! Unsafe is opened here. The invariant: every strip is part of a piece that its caller vouches for
+//! (readable at the source, writable at the destination, the two disjoint), its destination is aligned to a
+//! cache line and its length is a multiple of one. A fence ends the copy, because non-temporal stores are
+//! outside the usual store order of x86-64.
+//!
+//! Eight strips advance together, one cache line each: that many independent streams keep the memory
+//! system's queues full where one stream leaves them half empty. It makes no difference whether the eight
+//! are pages of one large piece or eight small pieces.
+
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
+use std::ptr;
+
+use super::engine::Resolved;
+
+/// Strips that advance together. Fewer lose bandwidth, sixteen gain nothing.
+const STREAMS: usize = 8;
+
+/// Longest strip: a page, the reach of a hardware prefetcher.
+const STRIP_BYTES: usize = 4096;
+
+/// Cache line, the unit of a full write-combining buffer.
+const LINE: usize = 64;
+
+/// Pieces below this are copied plainly: hardly any whole line is in them.
+const STREAMED_BYTES_MIN: usize = 4 * LINE;
+
+/// Copies all pieces and fences.
+///
+/// # Safety
+///
+/// The CPU has AVX2. Every piece is valid for reads of `len` bytes at `src` and for writes at `dst`, and no
+/// byte of any `src` is a byte of any `dst`.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn copy(pieces: impl Iterator<Item = Resolved>) {
+    let mut strips = Strips::new();
+    for Resolved { src, dst, len } in pieces {
+        if len < STREAMED_BYTES_MIN {
+            // SAFETY: the caller vouches for the piece.
+            unsafe { ptr::copy_nonoverlapping(src, dst, len) };
+            continue;
+        }
+        let head = dst.addr().wrapping_neg() % LINE;
+        let body = (len - head) / LINE * LINE;
+        let tail = len - head - body;
+        // SAFETY: head + body + tail = len, so all three ranges are inside the piece; `dst + head` is
+        // aligned to a line by the choice of `head`.
+        unsafe {
+            ptr::copy_nonoverlapping(src, dst, head);
+            ptr::copy_nonoverlapping(src.add(head + body), dst.add(head + body), tail);
+            strips.push_body(src.add(head), dst.add(head), body);
+        }
+    }
+    // SAFETY: only `push_body` adds strips.
+    unsafe { strips.finish() };
+    _mm_sfence();
+}
+
+/// Up to [`STREAMS`] strips in flight. Entries from `active` on are unused.
+struct Strips {
+    src: [*const u8; STREAMS],
+    dst: [*mut u8; STREAMS],
+    left: [usize; STREAMS],
+    active: usize,
+}
+
+impl Strips {
+    fn new() -> Self {
+        Self {
+            src: [ptr::null(); STREAMS],
+            dst: [ptr::null_mut(); STREAMS],
+            left: [0; STREAMS],
+            active: 0,
+        }
+    }
+
+    /// Cuts a body into strips and copies whenever all streams are taken.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy`], and `dst` and `len` are multiples of [`LINE`].
+    #[target_feature(enable = "avx2")]
+    unsafe fn push_body(&mut self, src: *const u8, dst: *mut u8, len: usize) {
+        let mut at = 0;
+        while at < len {
+            let strip = STRIP_BYTES.min(len - at);
+            // SAFETY: at < len, so both pointers stay inside the body.
+            (self.src[self.active], self.dst[self.active]) = unsafe { (src.add(at), dst.add(at)) };
+            self.left[self.active] = strip;
+            self.active += 1;
+            at += strip;
+            if self.active == STREAMS {
+                // SAFETY: all eight entries are strips inside bodies.
+                unsafe { self.advance::<STREAMS>() };
+            }
+        }
+    }
+
+    /// Copies what is left, with ever fewer streams.
+    ///
+    /// # Safety
+    ///
+    /// All active entries come from [`push_body`](Self::push_body).
+    #[target_feature(enable = "avx2")]
+    unsafe fn finish(&mut self) {
+        while self.active > 0 {
+            // SAFETY: the first `active` entries are strips inside bodies.
+            unsafe {
+                match self.active {
+                    1 => self.advance::<1>(),
+                    2 => self.advance::<2>(),
+                    3 => self.advance::<3>(),
+                    4 => self.advance::<4>(),
+                    5 => self.advance::<5>(),
+                    6 => self.advance::<6>(),
+                    7 => self.advance::<7>(),
+                    _ => self.advance::<STREAMS>(),
+                }
+            }
+        }
+    }
+
+    /// Advances the first `N` strips by the shortest of them, and drops those that are done.
+    ///
+    /// # Safety
+    ///
+    /// `N` is `active`, and these entries are strips inside bodies.
+    #[target_feature(enable = "avx2")]
+    unsafe fn advance<const N: usize>(&mut self) {
+        debug_assert_eq!(self.active, N);
+        let step = self.left[..N].iter().copied().min().unwrap_or(0);
+        // SAFETY: `step` is at most what is left of each strip and a multiple of a line, as all are.
+        unsafe { interleave::<N>(&self.src, &self.dst, step) };
+        let mut kept = 0;
+        for i in 0..N {
+            let left = self.left[i] - step;
+            if left > 0 {
+                // SAFETY: `step` is less than what was left, so the pointers stay inside the strip.
+                (self.src[kept], self.dst[kept]) = unsafe { (self.src[i].add(step), self.dst[i].add(step)) };
+                self.left[kept] = left;
+                kept += 1;
+            }
+        }
+        self.active = kept;
+    }
+}
+
+/// Copies `bytes` bytes of each of `N` strips, a line of each in turn.
+///
+/// # Safety
+///
+/// As for [`copy`] with pieces `(src[i], dst[i], bytes)`, `i < N`; every `dst[i]` and `bytes` are multiples
+/// of [`LINE`].
+#[target_feature(enable = "avx2")]
+unsafe fn interleave<const N: usize>(src: &[*const u8; STREAMS], dst: &[*mut u8; STREAMS], bytes: usize) {
+    for at in (0..bytes).step_by(LINE) {
+        for i in 0..N {
+            // SAFETY: at + LINE <= bytes, so both lines lie inside their strips. Loads may be unaligned;
+            // the two stores go to a line-aligned address and to 32 bytes after it.
+            unsafe {
+                let from = src[i].add(at).cast::<__m256i>();
+                let to = dst[i].add(at).cast::<__m256i>();
+                let low = _mm256_loadu_si256(from);
+                let high = _mm256_loadu_si256(from.add(1));
+                _mm256_stream_si256(to, low);
+                _mm256_stream_si256(to.add(1), high);
+            }
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! From described groups to spans, bytes and the required alignment.
+
+use std::collections::HashMap;
+
+use super::chunk::{self, MAX_CHUNK_TOKENS, Warning};
+use super::error::{GeometryError, GroupFault, GroupProblem, WindowText};
+use super::{Dtype, GeometryInput, GroupKind, KvGroup, LayerSpec, Ratio, RecurrentMode};
+
+/// One layer entry, resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ResolvedLayer {
+    /// Layer name, where the engine gave one.
+    pub name: Option<String>,
+    /// How many layers alike.
+    pub count: u64,
+    /// Bytes of one block of one such layer.
+    pub page_size_bytes: u64,
+    /// Element types of the page.
+    pub dtype: Option<Dtype>,
+    /// Stored states per block; 1 for recurrent state.
+    pub slots_per_block: u64,
+    /// Tokens per stored state; none for recurrent state.
+    pub compress_ratio: Option<Ratio>,
+    /// The layer reads another layer's KV: it adds no bytes and is never copied.
+    pub shared: bool,
+}
+
+/// One group, resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ResolvedGroup {
+    /// What a block holds.
+    pub kind: GroupKind,
+    /// Tokens of one block id before context parallelism.
+    pub block_size: u64,
+    /// Tokens of one block id after it; 0 exactly where the group is not `cacheable`.
+    pub tokens_per_block: u64,
+    /// Bytes of one block id over all layers that keep their own KV.
+    pub bytes_per_block: u64,
+    /// One state per block.
+    pub recurrent: bool,
+    /// Stored and restored; false for scratch.
+    pub cacheable: bool,
+    /// Window in tokens as declared.
+    pub window: Option<u64>,
+    /// Recurrent cache mode of a recurrent group.
+    pub recurrent_mode: Option<RecurrentMode>,
+    /// Layer entries in registered order.
+    pub layers: Vec<ResolvedLayer>,
+}
+
+/// The one resolved value that feeds registration, sizes and copy plans.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResolvedGeometry {
+    dcp: u64,
+    groups: Vec<ResolvedGroup>,
+    required_alignment: u64,
+}
+
+impl ResolvedGeometry {
+    /// Decode context parallel size.
+    pub fn dcp(&self) -> u64 {
+        self.dcp
+    }
+
+    /// Groups by index.
+    pub fn groups(&self) -> &[ResolvedGroup] {
+        &self.groups
+    }
+
+    /// Least common multiple of the positive spans, in tokens.
+    pub fn required_alignment(&self) -> u64 {
+        self.required_alignment
+    }
+
+    /// Tokens per block of every group, 0 for scratch.
+    pub fn spans(&self) -> Vec<u64> {
+        self.groups.iter().map(|group| group.tokens_per_block).collect()
+    }
+
+    /// Whether any stored group is recurrent.
+    pub fn has_recurrent(&self) -> bool {
+        self.groups.iter().any(|group| group.recurrent && group.cacheable)
+    }
+
+    /// Warnings that hold for any chunk size.
+    pub fn warnings(&self) -> Vec<Warning> {
+        chunk::near_coprime(self.required_alignment, &self.spans())
+            .into_iter()
+            .collect()
+    }
+}
+
+/// Resolves the groups of one worker, or lists every group that cannot be served and why.
+pub fn resolve(input: &GeometryInput) -> Result<ResolvedGeometry, GeometryError> {
+    if input.dcp == 0 {
+        return Err(GeometryError::ZeroDcp);
+    }
+    if input.groups.is_empty() {
+        return Err(GeometryError::NoGroups);
+    }
+    let mut problems = Vec::new();
+    let mut groups = Vec::with_capacity(input.groups.len());
+    for (index, group) in input.groups.iter().enumerate() {
+        let mut faults = refusals(group);
+        match numbers(group, input.dcp) {
+            Ok(resolved) => groups.push(resolved),
+            Err(mut malformed) => faults.append(&mut malformed),
+        }
+        problems.extend(faults.into_iter().map(|fault| GroupProblem { index, fault }));
+    }
+    problems.extend(sharing(&input.groups));
+    if problems.is_empty() {
+        return Ok(align(input.dcp, groups)?);
+    }
+    problems.sort_by_key(|problem| problem.index);
+    // Only the way the engine was started is in the way: the numbers still answer "what would it be".
+    let only_mode = problems
+        .iter()
+        .all(|problem| matches!(problem.fault, GroupFault::NoSnapshots { .. }));
+    let would_be = if only_mode {
+        align(input.dcp, groups).ok().map(Box::new)
+    } else {
+        None
+    };
+    Err(GeometryError::Groups { problems, would_be })
+}
+
+fn align(dcp: u64, groups: Vec<ResolvedGroup>) -> Result<ResolvedGeometry, chunk::ChunkError> {
+    let spans: Vec<u64> = groups.iter().map(|group| group.tokens_per_block).collect();
+    let required_alignment = chunk::alignment(&spans)?;
+    Ok(ResolvedGeometry {
+        dcp,
+        groups,
+        required_alignment,
+    })
+}
+
+/// The numbers of one group, or everything that is malformed about it.
+fn numbers(group: &KvGroup, dcp: u64) -> Result<ResolvedGroup, Vec<GroupFault>> {
+    let mut faults = Vec::new();
+    let recurrent = group.kind.is_recurrent();
+    let tokens_per_block = span(group, dcp, &mut faults);
+    if group.kind.needs_window() && group.prefix_cacheable && group.window.unwrap_or(0) == 0 {
+        faults.push(GroupFault::MissingWindow { kind: group.kind });
+    }
+    if group.layers.is_empty() {
+        faults.push(GroupFault::NoLayers);
+    }
+    let mut bytes_per_block = Some(0_u64);
+    let mut layers = Vec::with_capacity(group.layers.len());
+    for (index, layer) in group.layers.iter().enumerate() {
+        let slots_per_block = slots(group, index, layer, &mut faults);
+        if layer.shares_kv_of.is_none() {
+            let entry_bytes = layer.page_size_bytes.checked_mul(layer.count);
+            let sum = bytes_per_block
+                .zip(entry_bytes)
+                .and_then(|(sum, bytes)| sum.checked_add(bytes));
+            if bytes_per_block.is_some() && sum.is_none() {
+                faults.push(GroupFault::BytesOverflow { layer: index });
+            }
+            bytes_per_block = sum;
+        }
+        layers.push(ResolvedLayer {
+            name: layer.name.clone(),
+            count: layer.count,
+            page_size_bytes: layer.page_size_bytes,
+            dtype: layer.dtype.clone(),
+            slots_per_block: slots_per_block.unwrap_or(0),
+            compress_ratio: (!recurrent).then(|| layer.tokens_per_state.unwrap_or(Ratio::ONE)),
+            shared: layer.shares_kv_of.is_some(),
+        });
+    }
+    let (true, Some(bytes_per_block)) = (faults.is_empty(), bytes_per_block) else {
+        return Err(faults);
+    };
+    Ok(ResolvedGroup {
+        kind: group.kind,
+        block_size: group.block_size,
+        tokens_per_block,
+        bytes_per_block,
+        recurrent,
+        cacheable: group.prefix_cacheable,
+        window: group.window,
+        recurrent_mode: group.recurrent_mode.filter(|_| recurrent),
+        layers,
+    })
+}
+
+/// Tokens of one block id: attention shards scale with context parallelism, state and replicas do not.
+fn span(group: &KvGroup, dcp: u64, faults: &mut Vec<GroupFault>) -> u64 {
+    if group.block_size == 0 {
+        faults.push(GroupFault::ZeroBlockSize);
+    }
+    if !group.prefix_cacheable {
+        return 0;
+    }
+    if group.kind.is_always_scratch() {
+        faults.push(GroupFault::CacheableScratch { kind: group.kind });
+    }
+    let shards = if group.dcp_sharded && !group.kind.is_recurrent() {
+        dcp
+    } else {
+        1
+    };
+    let span = group
+        .block_size
+        .checked_mul(shards)
+        .filter(|&span| span <= MAX_CHUNK_TOKENS);
+    span.unwrap_or_else(|| {
+        faults.push(GroupFault::SpanTooLarge {
+            block_size: group.block_size,
+            shards,
+        });
+        0
+    })
+}
+
+/// Slots of one layer entry, after checking the entry's own fields.
+fn slots(group: &KvGroup, index: usize, layer: &LayerSpec, faults: &mut Vec<GroupFault>) -> Option<u64> {
+    if layer.count == 0 {
+        faults.push(GroupFault::ZeroCount { layer: index });
+    }
+    if layer.page_size_bytes == 0 && layer.shares_kv_of.is_none() {
+        faults.push(GroupFault::ZeroPage { layer: index });
+    }
+    if layer.dtype.is_none() && !group.kind.is_always_scratch() {
+        faults.push(GroupFault::MissingDtype { layer: index });
+    }
+    if group.kind.is_recurrent() {
+        return Some(1);
+    }
+    let ratio = layer.tokens_per_state.unwrap_or(Ratio::ONE);
+    let slots = ratio.states_for(group.block_size);
+    if slots.is_none() {
+        faults.push(GroupFault::SlotsNotWhole {
+            layer: index,
+            block_size: group.block_size,
+            ratio,
+        });
+    }
+    slots
+}
+
+/// What a layer needs of a prefix, as a comparable value.
+fn need(kind: GroupKind, window: Option<u64>) -> WindowText {
+    match (kind, window) {
+        (GroupKind::SlidingWindow | GroupKind::SlidingWindowMla, Some(tokens)) => WindowText::Sliding(tokens),
+        (GroupKind::ChunkedLocal, Some(tokens)) => WindowText::Chunked(tokens),
+        // A window that a full-attention group declares is a hint to its kernel; its blocks are all kept.
+        _ => WindowText::Whole,
+    }
+}
+
+/// Everything about one group that no server could serve.
+fn refusals(group: &KvGroup) -> Vec<GroupFault> {
+    let mut faults = Vec::new();
+    let mut kinds: Vec<GroupKind> = group.layers.iter().filter_map(|layer| layer.kind).collect();
+    kinds.push(group.kind);
+    if kinds.contains(&GroupKind::CrossAttention) {
+        faults.push(GroupFault::CrossAttention);
+    }
+    if kinds.contains(&GroupKind::EncoderOnly) {
+        faults.push(GroupFault::EncoderOnly);
+    }
+    if !group.prefix_cacheable {
+        return faults;
+    }
+    let mode = group.recurrent_mode.unwrap_or(RecurrentMode::None);
+    if kinds.iter().any(|kind| kind.is_recurrent()) && !mode.keeps_block_boundaries() {
+        faults.push(GroupFault::NoSnapshots { mode });
+    }
+    let group_window = need(group.kind, group.window);
+    for (index, layer) in group.layers.iter().enumerate() {
+        let kind = layer.kind.unwrap_or(group.kind);
+        let layer_window = need(kind, layer.window.or(group.window));
+        if kind.is_recurrent() != group.kind.is_recurrent() {
+            faults.push(GroupFault::MixedRecurrent {
+                layer: index,
+                layer_kind: kind,
+                group_kind: group.kind,
+            });
+        } else if layer_window != group_window {
+            faults.push(GroupFault::DifferingWindows {
+                layer: index,
+                layer_window,
+                group_window,
+            });
+        }
+    }
+    faults
+}
+
+/// Shared layers belong to their owner: a second claim or a missing owner is a problem.
+fn sharing(groups: &[KvGroup]) -> Vec<GroupProblem> {
+    let mut problems = Vec::new();
+    let mut owners: HashMap<&str, usize> = HashMap::new();
+    for (index, _, layer) in entries(groups) {
+        let Some(name) = layer.name.as_deref().filter(|_| layer.shares_kv_of.is_none()) else {
+            continue;
+        };
+        if let Some(&other) = owners.get(name) {
+            let fault = GroupFault::DuplicateLayer {
+                name: name.to_owned(),
+                other,
+            };
+            problems.push(GroupProblem { index, fault });
+        } else {
+            owners.insert(name, index);
+        }
+    }
+    for (index, at, layer) in entries(groups) {
+        let Some(owner) = layer.shares_kv_of.as_deref() else {
+            continue;
+        };
+        if !owners.contains_key(owner) {
+            let fault = GroupFault::UnknownOwner {
+                layer: at,
+                owner: owner.to_owned(),
+            };
+            problems.push(GroupProblem { index, fault });
+        }
+    }
+    problems
+}
+
+/// Every layer entry with its group's index and its own.
+fn entries(groups: &[KvGroup]) -> impl Iterator<Item = (usize, usize, &LayerSpec)> {
+    groups.iter().enumerate().flat_map(|(index, group)| {
+        group
+            .layers
+            .iter()
+            .enumerate()
+            .map(move |(at, layer)| (index, at, layer))
+    })
+}

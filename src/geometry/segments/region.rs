@@ -1,0 +1,423 @@
+//! From tensor placements to the distinct regions of a reservation.
+
+use super::{Layout, Segment};
+
+/// Most segments of one reservation: 512 layers of 128 heads each, twice over.
+pub const MAX_SEGMENTS: u64 = 1 << 17;
+
+/// Layers alike of one KV cache group, as the engine placed them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorPlacement {
+    /// How many layers.
+    pub n_layers: u64,
+    /// Where the first layer starts: inside the reservation, or inside a block where blocks are outermost.
+    pub offset: u64,
+    /// Bytes from one layer to the next.
+    pub layer_stride: u64,
+    /// Bytes from one block to the next: of a layer, of a head's slice, or of all layers.
+    pub block_stride: u64,
+    /// Explicit head slices where heads are outside the block. Without it the slices are taken to be dense, since a
+    /// layer stride alone cannot tell head slices from padding.
+    pub heads: Option<HeadSlices>,
+}
+
+/// Head slices of one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadSlices {
+    /// How many.
+    pub count: u64,
+    /// Bytes from one to the next.
+    pub stride: u64,
+}
+
+/// What the planner is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentInput {
+    /// Layout tag.
+    pub layout: Layout,
+    /// Bytes of the smallest unit of physical memory.
+    pub granule: u64,
+    /// Block capacity of the reservation.
+    pub blocks: u64,
+    /// Bytes of the reservation.
+    pub total_bytes: u64,
+    /// Placements of all groups; groups overlay each other.
+    pub tensors: Vec<TensorPlacement>,
+}
+
+/// Why placements make no segments.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SegmentError {
+    /// A granule of zero bytes.
+    #[error("the granule is 0 bytes")]
+    ZeroGranule,
+    /// A pool without blocks.
+    #[error("the block capacity is 0")]
+    ZeroBlocks,
+    /// Nothing placed.
+    #[error("there are no tensors to place")]
+    NoTensors,
+    /// A placement field is zero.
+    #[error("tensor {tensor}: {field} is 0")]
+    ZeroField {
+        /// Index of the tensor.
+        tensor: usize,
+        /// Which field.
+        field: &'static str,
+    },
+    /// Layers of one tensor run into each other.
+    #[error(
+        "tensor {tensor}: layer_stride {layer_stride} is smaller than the layer's {layer_bytes} bytes ({blocks} blocks of {block_stride})"
+    )]
+    LayersOverlap {
+        /// Index of the tensor.
+        tensor: usize,
+        /// Bytes from one layer to the next.
+        layer_stride: u64,
+        /// Bytes of one layer.
+        layer_bytes: u64,
+        /// Block capacity.
+        blocks: u64,
+        /// Bytes from one block to the next.
+        block_stride: u64,
+    },
+    /// Head slices cannot be told from the layer stride.
+    #[error(
+        "tensor {tensor}: layer_stride {layer_stride} is no whole number of head slices of {slice_bytes} bytes \
+         ({blocks} blocks of {block_stride}); give num_heads and head_stride"
+    )]
+    HeadsNotWhole {
+        /// Index of the tensor.
+        tensor: usize,
+        /// Bytes from one layer to the next.
+        layer_stride: u64,
+        /// Bytes of one dense head slice.
+        slice_bytes: u64,
+        /// Block capacity.
+        blocks: u64,
+        /// Bytes from one block to the next.
+        block_stride: u64,
+    },
+    /// Head slices run into each other or out of the layer.
+    #[error(
+        "tensor {tensor}: {count} head slices of {slice_bytes} bytes at a head_stride of {head_stride} do not fit a \
+         layer_stride of {layer_stride}"
+    )]
+    HeadsDoNotFit {
+        /// Index of the tensor.
+        tensor: usize,
+        /// How many head slices.
+        count: u64,
+        /// Bytes of one head slice.
+        slice_bytes: u64,
+        /// Bytes from one head slice to the next.
+        head_stride: u64,
+        /// Bytes from one layer to the next.
+        layer_stride: u64,
+    },
+    /// Block-outermost placements with several block sizes.
+    #[error(
+        "tensor {tensor}: block_stride {found} differs from {expected} of tensor 0; one block of a {layout} layout holds all layers"
+    )]
+    BlockStrideDiffers {
+        /// Index of the tensor.
+        tensor: usize,
+        /// Stride of tensor 0.
+        expected: u64,
+        /// Stride of this tensor.
+        found: u64,
+        /// Layout tag.
+        layout: Layout,
+    },
+    /// A layer starts behind the end of the block.
+    #[error("tensor {tensor}: its last layer starts at byte {last} of a block of {block_stride} bytes")]
+    OutsideBlock {
+        /// Index of the tensor.
+        tensor: usize,
+        /// Start of the last layer inside a block.
+        last: u64,
+        /// Bytes of a block.
+        block_stride: u64,
+    },
+    /// A region ends behind the reservation.
+    #[error(
+        "tensor {tensor}: {blocks} blocks of {block_stride} bytes at offset {offset} end behind the reservation of {total_bytes} bytes"
+    )]
+    OutsideReservation {
+        /// Index of the tensor.
+        tensor: usize,
+        /// Where the region starts.
+        offset: u64,
+        /// Bytes from one block to the next.
+        block_stride: u64,
+        /// Block capacity.
+        blocks: u64,
+        /// Bytes of the reservation.
+        total_bytes: u64,
+    },
+    /// Two regions share bytes without being the same region.
+    #[error(
+        "tensor {tensor}: a region at offset {offset} with block_stride {block_stride} overlaps the one at {other_offset} with {other_stride}; groups may only overlay equal regions"
+    )]
+    RegionsOverlap {
+        /// Index of the tensor.
+        tensor: usize,
+        /// Where its region starts.
+        offset: u64,
+        /// Its stride.
+        block_stride: u64,
+        /// Where the other region starts.
+        other_offset: u64,
+        /// The other's stride.
+        other_stride: u64,
+    },
+    /// An absurd number of segments.
+    #[error("the placements make more than {MAX_SEGMENTS} segments")]
+    TooManySegments,
+    /// Address arithmetic overflows 64 bits.
+    #[error("the {what} overflows 64 bits")]
+    Overflow {
+        /// What was computed.
+        what: &'static str,
+    },
+    /// The block alignment overflows 64 bits.
+    #[error("the block alignment for granule {granule} overflows 64 bits at stride {stride}")]
+    AlignmentOverflow {
+        /// Bytes of a granule.
+        granule: u64,
+        /// Stride at which it overflowed.
+        stride: u64,
+    },
+}
+
+impl SegmentError {
+    /// A stable word for machine-readable answers.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::ZeroGranule | Self::ZeroBlocks | Self::ZeroField { .. } => "zero",
+            Self::NoTensors => "no_tensors",
+            Self::TooManySegments | Self::Overflow { .. } | Self::AlignmentOverflow { .. } => "too_large",
+            _ => "placement",
+        }
+    }
+
+    /// Index of the tensor that is at fault, where it is one.
+    pub fn tensor(&self) -> Option<usize> {
+        match *self {
+            Self::ZeroField { tensor, .. }
+            | Self::LayersOverlap { tensor, .. }
+            | Self::HeadsNotWhole { tensor, .. }
+            | Self::HeadsDoNotFit { tensor, .. }
+            | Self::BlockStrideDiffers { tensor, .. }
+            | Self::OutsideBlock { tensor, .. }
+            | Self::OutsideReservation { tensor, .. }
+            | Self::RegionsOverlap { tensor, .. } => Some(tensor),
+            _ => None,
+        }
+    }
+}
+
+/// The distinct segments of `input`, by offset.
+pub(super) fn segments(input: &SegmentInput) -> Result<Vec<Segment>, SegmentError> {
+    if input.granule == 0 {
+        return Err(SegmentError::ZeroGranule);
+    }
+    if input.blocks == 0 {
+        return Err(SegmentError::ZeroBlocks);
+    }
+    if input.tensors.is_empty() {
+        return Err(SegmentError::NoTensors);
+    }
+    for (tensor, placement) in input.tensors.iter().enumerate() {
+        for (field, value) in [
+            ("n_layers", placement.n_layers),
+            ("block_stride", placement.block_stride),
+        ] {
+            if value == 0 {
+                return Err(SegmentError::ZeroField { tensor, field });
+            }
+        }
+    }
+    if input.layout.is_block_outermost() {
+        block_outermost(input)
+    } else {
+        layer_outermost(input)
+    }
+}
+
+/// One segment at 0 that holds every block of every layer.
+fn block_outermost(input: &SegmentInput) -> Result<Vec<Segment>, SegmentError> {
+    let expected = input.tensors[0].block_stride;
+    for (tensor, placement) in input.tensors.iter().enumerate() {
+        let found = placement.block_stride;
+        if found != expected {
+            return Err(SegmentError::BlockStrideDiffers {
+                tensor,
+                expected,
+                found,
+                layout: input.layout,
+            });
+        }
+        let last = (placement.n_layers - 1)
+            .checked_mul(placement.layer_stride)
+            .and_then(|bytes| bytes.checked_add(placement.offset))
+            .ok_or(SegmentError::Overflow {
+                what: "start of the last layer",
+            })?;
+        if last >= found {
+            return Err(SegmentError::OutsideBlock {
+                tensor,
+                last,
+                block_stride: found,
+            });
+        }
+        if placement.n_layers > 1 && placement.layer_stride == 0 {
+            return Err(SegmentError::ZeroField {
+                tensor,
+                field: "layer_stride",
+            });
+        }
+    }
+    check_inside(input, 0, 0, expected)?;
+    Ok(vec![Segment {
+        offset: 0,
+        block_stride: expected,
+    }])
+}
+
+/// One segment per layer region, or per head slice of it; groups overlay equal regions.
+fn layer_outermost(input: &SegmentInput) -> Result<Vec<Segment>, SegmentError> {
+    let mut found: Vec<(Segment, usize)> = Vec::new();
+    for (tensor, placement) in input.tensors.iter().enumerate() {
+        let heads = head_slices(input, tensor, placement)?;
+        let regions = placement.n_layers.checked_mul(heads.count);
+        let within = regions.and_then(|regions| regions.checked_add(found.len() as u64));
+        if within.is_none_or(|regions| regions > MAX_SEGMENTS) {
+            return Err(SegmentError::TooManySegments);
+        }
+        for layer in 0..placement.n_layers {
+            for head in 0..heads.count {
+                let offset = at(placement.offset, layer, placement.layer_stride)
+                    .and_then(|offset| at(offset, head, heads.stride))
+                    .ok_or(SegmentError::Overflow {
+                        what: "offset of a region",
+                    })?;
+                check_inside(input, tensor, offset, placement.block_stride)?;
+                found.push((
+                    Segment {
+                        offset,
+                        block_stride: placement.block_stride,
+                    },
+                    tensor,
+                ));
+            }
+        }
+    }
+    found.sort_by_key(|(segment, tensor)| (segment.offset, segment.block_stride, *tensor));
+    found.dedup_by_key(|(segment, _)| *segment);
+    for pair in found.windows(2) {
+        let ((before, _), (after, tensor)) = (pair[0], pair[1]);
+        // check_inside proved that this end exists.
+        if after.offset - before.offset < before.block_stride * input.blocks {
+            return Err(SegmentError::RegionsOverlap {
+                tensor,
+                offset: after.offset,
+                block_stride: after.block_stride,
+                other_offset: before.offset,
+                other_stride: before.block_stride,
+            });
+        }
+    }
+    Ok(found.into_iter().map(|(segment, _)| segment).collect())
+}
+
+fn at(start: u64, index: u64, stride: u64) -> Option<u64> {
+    index.checked_mul(stride)?.checked_add(start)
+}
+
+/// How many slices a layer's region has and how far apart they are; one where heads are inside the block.
+fn head_slices(
+    input: &SegmentInput,
+    tensor: usize,
+    placement: &TensorPlacement,
+) -> Result<HeadSlices, SegmentError> {
+    let TensorPlacement {
+        n_layers,
+        layer_stride,
+        block_stride,
+        ..
+    } = *placement;
+    let blocks = input.blocks;
+    let slice_bytes = block_stride.checked_mul(blocks).ok_or(SegmentError::Overflow {
+        what: "length of a layer region",
+    })?;
+    if input.layout != Layout::Lhbnc {
+        if n_layers > 1 && layer_stride < slice_bytes {
+            let layer_bytes = slice_bytes;
+            return Err(SegmentError::LayersOverlap {
+                tensor,
+                layer_stride,
+                layer_bytes,
+                blocks,
+                block_stride,
+            });
+        }
+        // However much longer the stride is, the rest is padding: heads are inside the block here.
+        return Ok(HeadSlices { count: 1, stride: 0 });
+    }
+    let Some(heads) = placement.heads else {
+        if layer_stride == 0 || !layer_stride.is_multiple_of(slice_bytes) {
+            return Err(SegmentError::HeadsNotWhole {
+                tensor,
+                layer_stride,
+                slice_bytes,
+                blocks,
+                block_stride,
+            });
+        }
+        return Ok(HeadSlices {
+            count: layer_stride / slice_bytes,
+            stride: slice_bytes,
+        });
+    };
+    if heads.count == 0 {
+        return Err(SegmentError::ZeroField {
+            tensor,
+            field: "num_heads",
+        });
+    }
+    let end = at(slice_bytes, heads.count - 1, heads.stride);
+    let apart = heads.count == 1 || heads.stride >= slice_bytes;
+    if !apart || end.is_none_or(|end| n_layers > 1 && end > layer_stride) {
+        return Err(SegmentError::HeadsDoNotFit {
+            tensor,
+            count: heads.count,
+            slice_bytes,
+            head_stride: heads.stride,
+            layer_stride,
+        });
+    }
+    Ok(heads)
+}
+
+fn check_inside(
+    input: &SegmentInput,
+    tensor: usize,
+    offset: u64,
+    block_stride: u64,
+) -> Result<(), SegmentError> {
+    let SegmentInput {
+        blocks, total_bytes, ..
+    } = *input;
+    let end = at(offset, blocks, block_stride);
+    if end.is_some_and(|end| end <= total_bytes) {
+        return Ok(());
+    }
+    Err(SegmentError::OutsideReservation {
+        tensor,
+        offset,
+        block_stride,
+        blocks,
+        total_bytes,
+    })
+}

@@ -1,0 +1,124 @@
+use std::os::fd::AsFd;
+
+use super::*;
+use crate::shm::{Memfd, OwnerAccess};
+
+#[test]
+fn a_byte_belongs_to_one_description_until_its_last_descriptor_is_closed() {
+    let memfd = Memfd::create("test-lock", 64, OwnerAccess::ReadWrite).unwrap();
+    memfd.seal_writes().unwrap();
+    let client = memfd.reopen_read_write().unwrap();
+    let other = memfd.reopen_read_write().unwrap();
+
+    assert!(!byte_is_locked(memfd.as_fd(), 3).unwrap());
+    assert!(try_lock_byte(client.as_fd(), 3).unwrap());
+    assert!(byte_is_locked(memfd.as_fd(), 3).unwrap());
+    assert!(!byte_is_locked(memfd.as_fd(), 2).unwrap(), "only that byte");
+    assert!(
+        !byte_is_locked(client.as_fd(), 3).unwrap(),
+        "the holder does not conflict with itself"
+    );
+    assert!(!try_lock_byte(other.as_fd(), 3).unwrap());
+    assert!(try_lock_byte(other.as_fd(), 4).unwrap());
+    assert!(try_lock_byte(client.as_fd(), 3).unwrap(), "again by the holder");
+
+    // Opening and closing the file elsewhere loses nothing, unlike with process-owned record locks.
+    drop(memfd.reopen_read_write().unwrap());
+    let duplicate = client.try_clone().unwrap();
+    drop(client);
+    assert!(
+        byte_is_locked(memfd.as_fd(), 3).unwrap(),
+        "a duplicate keeps the description open"
+    );
+    drop(duplicate);
+    assert!(!byte_is_locked(memfd.as_fd(), 3).unwrap());
+    assert!(byte_is_locked(memfd.as_fd(), 4).unwrap());
+    unlock_byte(other.as_fd(), 4).unwrap();
+    assert!(!byte_is_locked(memfd.as_fd(), 4).unwrap());
+}
+
+#[test]
+fn locking_needs_a_writable_descriptor_and_asking_does_not() {
+    let memfd = Memfd::create("test-lock", 64, OwnerAccess::ReadWrite).unwrap();
+    let reader = memfd.reopen_read_only().unwrap();
+    assert!(matches!(
+        try_lock_byte(reader.as_fd(), 0),
+        Err(ShmError::Os { .. })
+    ));
+    let client = memfd.reopen_read_write().unwrap();
+    assert!(try_lock_byte(client.as_fd(), 0).unwrap());
+    assert!(byte_is_locked(reader.as_fd(), 0).unwrap());
+    assert!(
+        try_lock_byte(client.as_fd(), u64::MAX).is_err(),
+        "no file has such a byte"
+    );
+}
+
+fn taken(path: &Path) -> LockFile {
+    match LockFile::acquire(path).unwrap() {
+        LockAttempt::Taken(lock) => lock,
+        held => panic!("{held:?}"),
+    }
+}
+
+#[test]
+fn a_lock_file_has_one_holder_who_says_who_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket.lock");
+    let lock = taken(&path);
+    assert_eq!(lock.path(), path);
+    match LockFile::acquire(&path).unwrap() {
+        LockAttempt::Held { holder_pid } => assert_eq!(holder_pid, Some(std::process::id())),
+        LockAttempt::Taken(_) => panic!("taken twice"),
+    }
+    let mode = std::fs::metadata(&path).unwrap().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    drop(lock);
+    assert!(path.exists(), "a crash leaves the file");
+    let lock = taken(&path);
+    lock.remove().unwrap();
+    assert!(!path.exists());
+    drop(taken(&path));
+}
+
+#[test]
+fn a_lock_on_a_file_that_was_replaced_meanwhile_does_not_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket.lock");
+    // Many threads take, remove and take again: a lock on a removed file would let two in at once.
+    let inside = std::sync::atomic::AtomicU32::new(0);
+    let entered = std::sync::atomic::AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    let LockAttempt::Taken(lock) = LockFile::acquire(&path).unwrap() else {
+                        continue;
+                    };
+                    let others = inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    assert_eq!(others, 0, "two holders");
+                    entered.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    std::thread::yield_now();
+                    inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    lock.remove().unwrap();
+                }
+            });
+        }
+    });
+    assert!(entered.load(std::sync::atomic::Ordering::SeqCst) > 0);
+}
+
+#[test]
+fn a_symbolic_link_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("precious");
+    std::fs::write(&target, "text").unwrap();
+    let path = dir.path().join("socket.lock");
+    std::os::unix::fs::symlink(&target, &path).unwrap();
+    assert!(matches!(
+        LockFile::acquire(&path),
+        Err(ShmError::Os { call: "open", .. })
+    ));
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "text");
+}

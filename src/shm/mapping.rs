@@ -1,0 +1,428 @@
+//! Owned mappings of shared files, and the only safe ways to reach the bytes in them.
+//!
+//! May import `sync` and this module's `error` and `memfd`.
+//!
+//! Unsafe is opened here. The invariant: `[base, base + len)` is one live shared mapping for as long as
+//! the [`Mapping`] exists, readable always and writable for [`ReadWrite`]; the file behind it covers it
+//! (checked against the file's size, which a seal or the owner keeps). Every access is checked by
+//! `range`, and none forms a reference to plain bytes, since other processes write them.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+
+use super::ShmError;
+use super::memfd::{file_len, page_size, seals};
+use crate::sync::shared::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// The access of a mapping that can only be read. A store to it does not compile.
+#[derive(Debug)]
+pub enum ReadOnly {}
+
+/// The access of a mapping that can be read and written.
+#[derive(Debug)]
+pub enum ReadWrite {}
+
+mod sealed {
+    pub trait Access: Send + Sync + 'static {
+        const WRITABLE: bool;
+    }
+    impl Access for super::ReadOnly {
+        const WRITABLE: bool = false;
+    }
+    impl Access for super::ReadWrite {
+        const WRITABLE: bool = true;
+    }
+}
+
+/// [`ReadOnly`] or [`ReadWrite`].
+pub trait Access: sealed::Access {}
+impl Access for ReadOnly {}
+impl Access for ReadWrite {}
+
+/// A shared mapping of a file: not inherited by forked children, not in core dumps, unmapped on drop.
+///
+/// ```
+/// use kvasir::shm::{Memfd, OwnerAccess};
+/// use kvasir::sync::shared::Ordering;
+///
+/// let memfd = Memfd::create("example", 4096, OwnerAccess::Read)?;
+/// let (writer, reader) = (memfd.map()?, memfd.map_read_only()?);
+/// writer.atomic_u64(64)?.store(7, Ordering::Release);
+/// assert_eq!(reader.atomic_u64(64)?.load_acquire(), 7);
+/// # Ok::<(), kvasir::shm::ShmError>(())
+/// ```
+///
+/// A store through a read-only mapping is refused by the compiler:
+///
+/// ```compile_fail,E0599
+/// use kvasir::shm::{Mapping, ReadOnly};
+/// use kvasir::sync::shared::Ordering;
+///
+/// fn store(reader: &Mapping<ReadOnly>) {
+///     reader.atomic_u64(64).unwrap().store(7, Ordering::Release);
+/// }
+/// ```
+pub struct Mapping<A: Access> {
+    raw: MmapRaw,
+    access: PhantomData<A>,
+}
+
+impl<A: Access> Mapping<A> {
+    /// Maps the first `len` bytes of a file that this process made, or that it holds locked.
+    ///
+    /// # Errors
+    /// [`ShmError::TooShort`] when the file is smaller, [`ShmError::Os`] when the kernel refuses.
+    pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self, ShmError> {
+        Self::build(fd, 0, len)
+    }
+
+    /// Maps the first `len` bytes of a file that another process made: its size must be sealed.
+    ///
+    /// # Errors
+    /// [`ShmError::NotSealed`] besides those of [`Mapping::map`].
+    pub fn map_foreign(fd: BorrowedFd<'_>, len: usize) -> Result<Self, ShmError> {
+        Self::map_foreign_at(fd, 0, len)
+    }
+
+    /// Maps `len` bytes from `offset`, a multiple of the page size, of a file that another process made.
+    ///
+    /// # Errors
+    /// [`ShmError::Misaligned`] besides those of [`Mapping::map_foreign`].
+    pub fn map_foreign_at(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, ShmError> {
+        // The seal first: once it is seen, the size read afterwards can only have grown.
+        let present = seals(fd)?;
+        let needed = libc::F_SEAL_SHRINK as u32;
+        if present & needed != needed {
+            return Err(ShmError::NotSealed {
+                seals: present,
+                missing: needed & !present,
+            });
+        }
+        Self::build(fd, offset, len)
+    }
+
+    fn build(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, ShmError> {
+        let max = isize::MAX as u64;
+        let end = offset
+            .checked_add(len as u64)
+            .filter(|&end| len > 0 && end <= max);
+        let end = end.ok_or(ShmError::BadLength { len: len as u64, max })?;
+        let page = page_size() as u64;
+        if !offset.is_multiple_of(page) {
+            return Err(ShmError::Misaligned { offset, align: page });
+        }
+        let actual = file_len(fd)?;
+        if actual < end {
+            return Err(ShmError::TooShort {
+                expected: end,
+                actual,
+            });
+        }
+        let mut options = MmapOptions::new();
+        options.offset(offset).len(len);
+        let desc = fd.as_raw_fd();
+        let mapped = if A::WRITABLE {
+            options.map_raw(desc)
+        } else {
+            options.map_raw_read_only(desc)
+        };
+        let raw = mapped.map_err(|e| ShmError::os("mmap", format!("{len} bytes"), e))?;
+        // A child that inherited the mapping could outlive the locks that protect it, and a core dump
+        // would hold every tenant's KV.
+        raw.advise(Advice::DontFork)
+            .map_err(|e| ShmError::os("madvise(DONTFORK)", format!("{len} bytes"), e))?;
+        raw.advise(Advice::DontDump)
+            .map_err(|e| ShmError::os("madvise(DONTDUMP)", format!("{len} bytes"), e))?;
+        Ok(Self {
+            raw,
+            access: PhantomData,
+        })
+    }
+
+    /// The number of bytes mapped; at least one.
+    pub fn len(&self) -> usize {
+        self.raw.len()
+    }
+
+    /// Always false: a mapping has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.raw.len() == 0
+    }
+
+    /// The first byte, for the copy engine. Valid for reads of [`Mapping::len`] bytes while the mapping lives.
+    pub fn base(&self) -> *const u8 {
+        self.raw.as_ptr()
+    }
+
+    /// A pointer to `bytes` bytes at `offset`, valid for reads while the mapping lives.
+    ///
+    /// # Errors
+    /// [`ShmError::OutOfRange`].
+    pub fn ptr_at(&self, offset: usize, bytes: usize) -> Result<*const u8, ShmError> {
+        Ok(self.range(offset, bytes)?.as_ptr().cast_const())
+    }
+
+    /// A word that can only be loaded, whatever the access of the mapping.
+    ///
+    /// # Errors
+    /// [`ShmError::Misaligned`] or [`ShmError::OutOfRange`].
+    pub fn load_only_u64(&self, offset: usize) -> Result<LoadU64<'_>, ShmError> {
+        Ok(LoadU64(self.u64_at(offset)?))
+    }
+
+    /// A half word that can only be loaded, whatever the access of the mapping.
+    ///
+    /// # Errors
+    /// [`ShmError::Misaligned`] or [`ShmError::OutOfRange`].
+    pub fn load_only_u32(&self, offset: usize) -> Result<LoadU32<'_>, ShmError> {
+        Ok(LoadU32(self.u32_at(offset)?))
+    }
+
+    /// Copies words out with one relaxed load each: no word is torn, the set of them may be.
+    ///
+    /// # Errors
+    /// [`ShmError::Misaligned`] or [`ShmError::OutOfRange`].
+    pub fn load_words(&self, offset: usize, into: &mut [u64]) -> Result<(), ShmError> {
+        let first = self.words_at(offset, into.len())?;
+        for (i, word) in into.iter_mut().enumerate() {
+            // SAFETY: `words_at` checked that `into.len()` aligned words lie in the mapping.
+            *word = unsafe { AtomicU64::from_ptr(first.as_ptr().add(i)) }.load(Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes out. What a peer writes meanwhile may or may not be in the copy, byte by byte.
+    ///
+    /// # Errors
+    /// [`ShmError::OutOfRange`].
+    pub fn read_bytes(&self, offset: usize, into: &mut [u8]) -> Result<(), ShmError> {
+        let from = self.range(offset, into.len())?.as_ptr();
+        for (i, byte) in into.iter_mut().enumerate() {
+            // SAFETY: `range` checked that `into.len()` bytes from `from` lie in the mapping. Volatile,
+            // so the compiler assumes nothing about a value that other processes may change.
+            *byte = unsafe { from.add(i).read_volatile() };
+        }
+        Ok(())
+    }
+
+    fn range(&self, offset: usize, bytes: usize) -> Result<NonNull<u8>, ShmError> {
+        let len = self.raw.len();
+        if offset.checked_add(bytes).is_none_or(|end| end > len) {
+            return Err(ShmError::OutOfRange { offset, bytes, len });
+        }
+        // SAFETY: `offset <= offset + bytes <= len`, so the pointer is in the mapping or one past its end,
+        // and a mapping never starts at null.
+        Ok(unsafe { NonNull::new_unchecked(self.raw.as_mut_ptr().add(offset)) })
+    }
+
+    fn words_at(&self, offset: usize, words: usize) -> Result<NonNull<u64>, ShmError> {
+        // Mappings start on a page boundary, so an aligned offset is an aligned address.
+        if !offset.is_multiple_of(8) {
+            return Err(ShmError::Misaligned {
+                offset: offset as u64,
+                align: 8,
+            });
+        }
+        Ok(self.range(offset, words.saturating_mul(8))?.cast())
+    }
+
+    fn u64_at(&self, offset: usize) -> Result<&AtomicU64, ShmError> {
+        let at = self.words_at(offset, 1)?;
+        // SAFETY: eight aligned bytes in the mapping, which outlives the borrow of `self`; all Rust code
+        // reaches them by atomics or volatile copies. Callers hand out loads only when it is read-only.
+        Ok(unsafe { AtomicU64::from_ptr(at.as_ptr()) })
+    }
+
+    fn u32_at(&self, offset: usize) -> Result<&AtomicU32, ShmError> {
+        if !offset.is_multiple_of(4) {
+            return Err(ShmError::Misaligned {
+                offset: offset as u64,
+                align: 4,
+            });
+        }
+        let at = self.range(offset, 4)?.cast::<u32>();
+        // SAFETY: as in `u64_at`, with four bytes.
+        Ok(unsafe { AtomicU32::from_ptr(at.as_ptr()) })
+    }
+}
+
+impl Mapping<ReadOnly> {
+    /// The word at `offset`; it can be loaded but not stored.
+    ///
+    /// # Errors
+    /// [`ShmError::Misaligned`] or [`ShmError::OutOfRange`].
+    pub fn atomic_u64(&self, offset: usize) -> Result<LoadU64<'_>, ShmError> {
+        self.load_only_u64(offset)
+    }
+
+    /// The half word at `offset`; it can be loaded but not stored.
+    ///
+    /// # Errors
+    /// [`ShmError::Misaligned`] or [`ShmError::OutOfRange`].
+    pub fn atomic_u32(&self, offset: usize) -> Result<LoadU32<'_>, ShmError> {
+        self.load_only_u32(offset)
+    }
+}
+
+impl Mapping<ReadWrite> {
+    /// The first byte, for the copy engine. Valid for reads and writes of [`Mapping::len`] bytes while the
+    /// mapping lives.
+    pub fn base_mut(&self) -> *mut u8 {
+        self.raw.as_mut_ptr()
+    }
+
+    /// A pointer to `bytes` bytes at `offset`, valid for reads and writes while the mapping lives.
+    ///
+    /// # Errors
+    /// [`ShmError::OutOfRange`].
+    pub fn ptr_at_mut(&self, offset: usize, bytes: usize) -> Result<*mut u8, ShmError> {
+        Ok(self.range(offset, bytes)?.as_ptr())
+    }
+
+    /// The word at `offset`.
+    ///
+    /// # Errors
+    /// [`ShmError::Misaligned`] or [`ShmError::OutOfRange`].
+    pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, ShmError> {
+        self.u64_at(offset)
+    }
+
+    /// The half word at `offset`.
+    ///
+    /// # Errors
+    /// [`ShmError::Misaligned`] or [`ShmError::OutOfRange`].
+    pub fn atomic_u32(&self, offset: usize) -> Result<&AtomicU32, ShmError> {
+        self.u32_at(offset)
+    }
+
+    /// Copies words in with one relaxed store each.
+    ///
+    /// # Errors
+    /// [`ShmError::Misaligned`] or [`ShmError::OutOfRange`].
+    pub fn store_words(&self, offset: usize, from: &[u64]) -> Result<(), ShmError> {
+        let first = self.words_at(offset, from.len())?;
+        for (i, word) in from.iter().enumerate() {
+            // SAFETY: `words_at` checked that `from.len()` aligned words lie in the writable mapping.
+            unsafe { AtomicU64::from_ptr(first.as_ptr().add(i)) }.store(*word, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// [`ShmError::OutOfRange`].
+    pub fn write_bytes(&self, offset: usize, from: &[u8]) -> Result<(), ShmError> {
+        let to = self.range(offset, from.len())?.as_ptr();
+        for (i, byte) in from.iter().enumerate() {
+            // SAFETY: `range` checked that `from.len()` bytes from `to` lie in the writable mapping.
+            unsafe { to.add(i).write_volatile(*byte) };
+        }
+        Ok(())
+    }
+
+    /// Makes the pages of a byte range present and writable now instead of at first touch. What the
+    /// range holds does not change, also not while others write it.
+    ///
+    /// # Errors
+    /// [`ShmError::OutOfRange`]; [`ShmError::Os`] when memory has run out, instead of the `SIGBUS` that a
+    /// touch would raise.
+    pub fn prefault(&self, range: Range<usize>) -> Result<(), ShmError> {
+        let bytes = range.end.saturating_sub(range.start);
+        self.range(range.start, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        loop {
+            match self.raw.advise_range(Advice::PopulateWrite, range.start, bytes) {
+                Ok(()) => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // Kernels before 5.14 do not know the advice.
+                Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return self.touch(range),
+                Err(e) => {
+                    return Err(ShmError::os(
+                        "madvise(POPULATE_WRITE)",
+                        format!("bytes {range:?}"),
+                        e,
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Writes one word of every page of the range with the value it has.
+    fn touch(&self, range: Range<usize>) -> Result<(), ShmError> {
+        let page = page_size();
+        let first = range.start / page * page;
+        for offset in (first..range.end).step_by(page) {
+            if offset + 8 > self.len() {
+                break; // a last page of fewer than eight bytes is left to its first use
+            }
+            let word = self.u64_at(offset)?;
+            // Exchanging a value for itself needs the page to be writable and loses no concurrent store.
+            let value = word.load(Ordering::Relaxed);
+            let _ = word.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl<A: Access> fmt::Debug for Mapping<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let access = if A::WRITABLE { "read-write" } else { "read-only" };
+        f.debug_struct("Mapping")
+            .field("len", &self.len())
+            .field("access", &access)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A shared word that this process may only load.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadU64<'a>(&'a AtomicU64);
+
+impl LoadU64<'_> {
+    /// The value, without ordering.
+    pub fn load_relaxed(self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The value; what its writer did before a release store of it is visible afterwards.
+    ///
+    /// On read-only memory only relaxed loads are promised to be plain loads, so the ordering is a fence.
+    pub fn load_acquire(self) -> u64 {
+        let value = self.0.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        value
+    }
+}
+
+/// A shared half word that this process may only load.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadU32<'a>(&'a AtomicU32);
+
+impl LoadU32<'_> {
+    /// The value, without ordering.
+    pub fn load_relaxed(self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The value; what its writer did before a release store of it is visible afterwards.
+    pub fn load_acquire(self) -> u32 {
+        let value = self.0.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        value
+    }
+}
+
+#[cfg(test)]
+#[path = "mapping_tests.rs"]
+mod tests;

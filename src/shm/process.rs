@@ -1,0 +1,114 @@
+//! Facts and settings of processes: no core dumps, a handle on a peer, random identities.
+//!
+//! May import this module's `error`.
+//!
+//! Unsafe is opened here for calls that have no safe wrapper. The invariant: each passes only integers or
+//! a buffer it owns, and a descriptor the kernel returns is owned at once.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use super::ShmError;
+
+/// Keeps other processes of this uid from attaching to this one, and keeps it from dumping core.
+///
+/// # Errors
+/// [`ShmError::Os`] when the kernel refuses.
+pub fn set_not_dumpable() -> Result<(), ShmError> {
+    nix::sys::prctl::set_dumpable(false)
+        .map_err(|e| ShmError::os("prctl(PR_SET_DUMPABLE)", "this process", e))
+}
+
+/// A descriptor that becomes readable when the process ends. `None` where the kernel has no such thing.
+///
+/// # Errors
+/// [`ShmError::Os`] when there is no such process, or descriptors have run out.
+pub fn pidfd_open(pid: u32) -> Result<Option<OwnedFd>, ShmError> {
+    // SAFETY: two integers go in; the kernel reads no memory of ours.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) };
+    if fd >= 0 {
+        // SAFETY: the kernel made this descriptor for us just now, CLOEXEC, and nobody else knows it.
+        return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd as i32) }));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        // Older kernels, and sandboxes that filter the call.
+        Some(libc::ENOSYS | libc::EPERM) => Ok(None),
+        _ => Err(ShmError::os("pidfd_open", format!("process {pid}"), error)),
+    }
+}
+
+/// Sixteen bytes from the kernel's random number generator.
+///
+/// # Errors
+/// [`ShmError::Os`] when the kernel refuses.
+pub fn random_id() -> Result<[u8; 16], ShmError> {
+    let mut id = [0u8; 16];
+    loop {
+        // SAFETY: the pointer and length describe `id`, which lives across the call.
+        let got = unsafe { libc::getrandom(id.as_mut_ptr().cast(), id.len(), 0) };
+        if got == id.len() as isize {
+            return Ok(id);
+        }
+        let error = io::Error::last_os_error();
+        if got < 0 && error.kind() != io::ErrorKind::Interrupted {
+            return Err(ShmError::os("getrandom", "16 bytes", error));
+        }
+    }
+}
+
+/// The monotonic clock in milliseconds: the same for all processes of a machine, stopped by nothing but
+/// suspend, and unrelated to the time of day.
+pub fn monotonic_ms() -> u64 {
+    // The call fails only for a clock that does not exist.
+    match nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC) {
+        Ok(now) => now.tv_sec() as u64 * 1000 + now.tv_nsec() as u64 / 1_000_000,
+        Err(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_pidfd_is_readable_once_the_process_is_gone() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let Some(pidfd) = pidfd_open(child.id()).unwrap() else {
+            eprintln!("SKIPPED: this kernel has no pidfd_open");
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return;
+        };
+        let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fds, PollTimeout::ZERO).unwrap(), 0, "still running");
+        child.kill().unwrap();
+        assert_eq!(poll(&mut fds, PollTimeout::NONE).unwrap(), 1);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_pid_nobody_has_is_an_error() {
+        // The largest pid a kernel can be set to is 2^22.
+        if let Ok(None) = pidfd_open(1) {
+            eprintln!("SKIPPED: this kernel has no pidfd_open");
+            return;
+        }
+        assert!(matches!(
+            pidfd_open((1 << 22) + 1),
+            Err(ShmError::Os {
+                call: "pidfd_open",
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn random_ids_differ() {
+        assert_ne!(random_id().unwrap(), random_id().unwrap());
+    }
+}
