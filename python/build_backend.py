@@ -30,6 +30,9 @@ os.environ["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), 
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = "kvasir"
+SCRIPTS = HERE / "kvasir.data" / "scripts"
+# Every hook of maturin wants it there, also those that pack nothing.
+SCRIPTS.mkdir(parents=True, exist_ok=True)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -45,11 +48,9 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 
 def _place_program() -> None:
-    scripts = HERE / "kvasir.data" / "scripts"
-    scripts.mkdir(parents=True, exist_ok=True)
     # Not over the old file: a server that runs from it would make the copy fail.
-    (scripts / PROGRAM).unlink(missing_ok=True)
-    shutil.copy2(_build_program(), scripts / PROGRAM)
+    (SCRIPTS / PROGRAM).unlink(missing_ok=True)
+    shutil.copy2(_build_program(), SCRIPTS / PROGRAM)
 
 
 def _build_program() -> pathlib.Path:

@@ -134,7 +134,8 @@ def _mixer_model(name: str, config: dict[str, Any], **own: Any) -> Model:
         "mamba2",
         config,
         block_size=MIXER_STEP,
-        max_num_batched_tokens=own.pop("step", MIXER_STEP),
+        max_num_batched_tokens=MIXER_STEP,
+        prompt_tokens=600,  # the CPU engine scans token by token
         **own,
     )
 

@@ -5,7 +5,7 @@
 //! The result is checked in, so nobody else needs either.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
