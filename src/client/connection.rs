@@ -39,7 +39,6 @@ fn broken(what: &str, error: impl std::fmt::Display) -> CallError {
 }
 
 /// One connection.
-#[derive(Debug)]
 pub(super) struct Connection {
     stream: Arc<UnixStream>,
     encoder: Encoder,
@@ -85,7 +84,10 @@ impl Connection {
         self.send(id, request, deadline)?;
         let (found, reply) = self.receive(deadline)?;
         if found != id {
-            return Err(broken("the server answered", format_args!("request {found} instead of {id}")));
+            return Err(broken(
+                "the server answered",
+                format_args!("request {found} instead of {id}"),
+            ));
         }
         match reply {
             Reply::Error(error) if error.code.closes_connection() => Err(broken("the server refused", error)),
@@ -138,6 +140,15 @@ impl Connection {
                 Err(error) => return Err(broken("receiving failed", error)),
             }
         }
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("stream", &self.stream)
+            .field("next_id", &self.next_id)
+            .finish_non_exhaustive()
     }
 }
 

@@ -29,7 +29,9 @@ pub enum ClientError {
         offered: u64,
     },
     /// Client and server derive different keys; they would never find each other's objects.
-    #[error("the server derived another domain seed from the same fields; upgrade the older of client and server")]
+    #[error(
+        "the server derived another domain seed from the same fields; upgrade the older of client and server"
+    )]
     SeedMismatch,
     /// A block id that the registered memory does not have.
     #[error("item {item}: block id {id} is outside 0..{blocks}; no block of this call was copied")]

@@ -17,7 +17,8 @@ impl Credit {
 
     /// Adds extents.
     pub(super) fn add(&mut self, extents: impl IntoIterator<Item = Extent>) {
-        self.free.extend(extents.into_iter().filter(|extent| extent.count > 0));
+        self.free
+            .extend(extents.into_iter().filter(|extent| extent.count > 0));
     }
 
     /// Takes exactly `frames` frames, in as few extents as a simple search finds; nothing if there are not as many.

@@ -100,17 +100,25 @@ impl KvMemory {
         blocks: u64,
     ) -> Result<Self, ClientError> {
         if blocks == 0 || i64::try_from(blocks).is_err() {
-            return Err(ClientError::layout(format!("{blocks} blocks; at least one is needed")));
+            return Err(ClientError::layout(format!(
+                "{blocks} blocks; at least one is needed"
+            )));
         }
         if regions.len() >= usize::from(u16::MAX) {
             let given = regions.len();
-            return Err(ClientError::layout(format!("{given} regions; at most {} fit", u16::MAX - 1)));
+            return Err(ClientError::layout(format!(
+                "{given} regions; at most {} fit",
+                u16::MAX - 1
+            )));
         }
         let mut largest_page = 0;
         let mut seen: Vec<u16> = Vec::new();
         for object in &groups {
             if seen.contains(&object.group) {
-                return Err(ClientError::layout(format!("object group {} twice", object.group)));
+                return Err(ClientError::layout(format!(
+                    "object group {} twice",
+                    object.group
+                )));
             }
             seen.push(object.group);
             largest_page = largest_page.max(check_group(object, &regions, blocks)?);
@@ -246,7 +254,9 @@ impl LayerPages {
 fn check_group(object: &ObjectGroupPages, regions: &[HostMemory], blocks: u64) -> Result<u64, ClientError> {
     let group = object.group;
     if object.kv_groups.is_empty() {
-        return Err(ClientError::layout(format!("object group {group} has no KV cache group")));
+        return Err(ClientError::layout(format!(
+            "object group {group} has no KV cache group"
+        )));
     }
     let mut largest = 0;
     for (kv_group, pages) in object.kv_groups.iter().enumerate() {
@@ -285,7 +295,9 @@ fn check_layer(layer: &LayerPages, regions: &[HostMemory], blocks: u64) -> Resul
         return Err("its pages have 0 bytes".into());
     }
     if blocks > 1 && block_stride < page_bytes {
-        return Err(format!("a stride of {block_stride} bytes is less than a page of {page_bytes}"));
+        return Err(format!(
+            "a stride of {block_stride} bytes is less than a page of {page_bytes}"
+        ));
     }
     let end = (blocks - 1)
         .checked_mul(block_stride)

@@ -15,6 +15,7 @@
 //! background thread brings the connection back to where it was: the same alignment, the same chunk size, the same
 //! registration. Copies hold their [`session`], so its lock byte stays held until the last of them has ended.
 
+mod calls;
 mod client;
 mod config;
 mod connection;
@@ -30,7 +31,8 @@ mod stats;
 mod store;
 mod tickets;
 
-pub use self::client::{Client, LookupAnswer, Pin};
+pub use self::calls::{LookupAnswer, Pin};
+pub use self::client::Client;
 pub use self::config::ClientConfig;
 pub use self::corrupt::corrupt_pool;
 pub use self::error::ClientError;

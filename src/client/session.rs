@@ -19,7 +19,7 @@ use crate::copy::HostMemory;
 use crate::shm::atfork::{ForkClosedFd, forks_so_far};
 use crate::shm::lock::try_lock_byte;
 use crate::shm::process::random_id;
-use crate::shm::{Mapping, ReadOnly, ReadWrite};
+use crate::shm::{Mapping, ReadOnly, ReadWrite, ShmError};
 use crate::sync::shared::{Ordering, fence};
 use crate::wire::{
     Extent, Hello, HelloReply, MAX_NAME_BYTES, PROTOCOL_VERSION, Region, RegionKind, Reply, Request,
@@ -87,7 +87,10 @@ impl Session {
         if control.boot().boot_id != hello.boot_id {
             return Err(ClientError::unavailable("the control region is another server's"));
         }
-        let pool = config.wants_pool.then(|| PoolSide::open(&mut regions)).transpose()?;
+        let pool = config
+            .wants_pool
+            .then(|| PoolSide::open(&mut regions))
+            .transpose()?;
         let stream = Arc::clone(connection.stream());
         // A child forked since the descriptors arrived has copies of them that nothing would close.
         if pool.is_some() && (forks.is_none() || forks != forks_so_far().map_err(ClientError::unavailable)?) {
@@ -143,16 +146,20 @@ impl Session {
 
 impl PoolSide {
     fn open(regions: &mut Regions<'_>) -> Result<Self, ClientError> {
-        let failed = ClientError::unavailable::<crate::shm::ShmError>;
+        let failed = |error: ShmError| ClientError::unavailable(error);
         let hello = regions.hello;
         let (at, fd) = regions.take(RegionKind::Epochs)?;
-        let epochs = Mapping::<ReadOnly>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?).map_err(failed)?;
+        let epochs =
+            Mapping::<ReadOnly>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?).map_err(failed)?;
         let magic = epochs.atomic_u64(AT_EPOCHS_MAGIC).map_err(failed)?.load_acquire();
         if magic != EPOCHS_MAGIC {
-            return Err(ClientError::unavailable(format!("the epochs region starts with {magic:#018x}")));
+            return Err(ClientError::unavailable(format!(
+                "the epochs region starts with {magic:#018x}"
+            )));
         }
         let (at, fd) = regions.take(RegionKind::PinSlab)?;
-        let slab = Mapping::<ReadWrite>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?).map_err(failed)?;
+        let slab =
+            Mapping::<ReadWrite>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?).map_err(failed)?;
         let (at, fd) = regions.take(RegionKind::Liveness)?;
         let lock = ForkClosedFd::new(fd).map_err(failed)?;
         let (pool_at, pool_fd) = regions.take(RegionKind::Pool)?;
@@ -161,20 +168,32 @@ impl PoolSide {
         let frame_bytes = u64::from(hello.frame_bytes);
         if frame_bytes == 0 || !pool_at.bytes.is_multiple_of(frame_bytes) {
             let bytes = pool_at.bytes;
-            return Err(ClientError::unavailable(format!("a pool of {bytes} bytes in frames of {frame_bytes}")));
+            return Err(ClientError::unavailable(format!(
+                "a pool of {bytes} bytes in frames of {frame_bytes}"
+            )));
         }
         let frames = pool_at.bytes / frame_bytes;
         if ((epochs.len() - AT_EPOCHS.min(epochs.len())) / 8) as u64 != frames {
             let bytes = epochs.len();
-            return Err(ClientError::unavailable(format!("{bytes} bytes of epochs for {frames} frames")));
+            return Err(ClientError::unavailable(format!(
+                "{bytes} bytes of epochs for {frames} frames"
+            )));
         }
-        let held = lock.fd().map(|fd| try_lock_byte(fd, at.offset)).transpose().map_err(failed)?;
+        let held = lock
+            .fd()
+            .map(|fd| try_lock_byte(fd, at.offset))
+            .transpose()
+            .map_err(failed)?;
         if held != Some(true) {
             let byte = at.offset;
-            return Err(ClientError::unavailable(format!("byte {byte} of the liveness file is locked by another")));
+            return Err(ClientError::unavailable(format!(
+                "byte {byte} of the liveness file is locked by another"
+            )));
         }
         let nonce = u64::from_le_bytes(random_id().map_err(failed)?[..8].try_into().unwrap_or([1; 8])) | 1;
-        slab.atomic_u64(AT_NONCE).map_err(failed)?.store(nonce, Ordering::Release);
+        slab.atomic_u64(AT_NONCE)
+            .map_err(failed)?
+            .store(nonce, Ordering::Release);
         Ok(Self {
             epochs,
             slab,
@@ -244,7 +263,9 @@ impl Regions<'_> {
         loop {
             let at = self.hello.regions.len() - self.descriptors.len();
             let (Some(region), Some(fd)) = (self.hello.regions.get(at), self.descriptors.pop_front()) else {
-                return Err(ClientError::unavailable(format!("the server sent no {kind:?} region")));
+                return Err(ClientError::unavailable(format!(
+                    "the server sent no {kind:?} region"
+                )));
             };
             if region.kind == kind {
                 return Ok((*region, fd));
@@ -276,6 +297,12 @@ fn hello(config: &ClientConfig) -> Hello {
 /// A reply of the wrong kind: the connection cannot be trusted any more.
 pub(super) fn unexpected(reply: &Reply) -> ClientError {
     let text = format!("{reply:?}");
-    let kind = text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
-    CallError::Broken(format!("the server's reply is of the kind {kind}, which does not answer the request")).into()
+    let kind = text
+        .split(|c: char| !c.is_alphanumeric())
+        .next()
+        .unwrap_or_default();
+    CallError::Broken(format!(
+        "the server's reply is of the kind {kind}, which does not answer the request"
+    ))
+    .into()
 }

@@ -177,7 +177,10 @@ mod tests {
         let mut status = 0;
         // SAFETY: waits for the child made above.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
+        assert!(
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+            "{status:#x}"
+        );
         assert!(free, "the living child kept its parent's lock");
     }
 
