@@ -7,8 +7,8 @@
 //! checks the whole plan before it moves the first byte, then moves it.
 //!
 //! KV bytes are cold on both sides and are not read back by the core that copied them. So payload is
-//! written past the caches by non-temporal stores, over eight interleaved 4 KiB strips, and the copy ends
-//! in a store fence: after [`CopyEngine::execute`] returns, an ordinary release store publishes the bytes.
+//! written past the caches by non-temporal stores, over interleaved 4 KiB strips, and the copy ends in a
+//! store fence: after [`CopyEngine::execute`] returns, an ordinary release store publishes the bytes.
 //! Why, and with which gain: `docs/decisions/0003-copy-engine.md`. Headers and rings use plain copies, not
 //! this module.
 //!

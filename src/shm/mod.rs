@@ -18,7 +18,9 @@ pub mod lock;
 pub mod mapping;
 pub mod memfd;
 pub mod process;
+mod words;
 
 pub use error::ShmError;
-pub use mapping::{LoadU32, LoadU64, Mapping, ReadOnly, ReadWrite};
+pub use mapping::{Mapping, ReadOnly, ReadWrite};
 pub use memfd::{Memfd, OwnerAccess, page_size, reopen_read_only, reopen_read_write};
+pub use words::{LoadU32, LoadU64};
