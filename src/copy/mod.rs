@@ -12,9 +12,10 @@
 //! Why, and with which gain: `docs/decisions/0003-copy-engine.md`. Headers and rings use plain copies, not
 //! this module.
 //!
-//! `unsafe` is opened in `memory` (what a region promises), `engine` and `stream` (moving checked pieces).
+//! `unsafe` is opened in `memory` and `mapped` (what a region promises), `engine` and `stream` (moving checked pieces).
 
 mod engine;
+mod mapped;
 mod memory;
 mod plan;
 #[cfg(target_arch = "x86_64")]

@@ -11,6 +11,7 @@
 //!   another process must be sealed against shrinking, so no access can raise `SIGBUS`.
 //! - **A descriptor is owned from the moment the kernel hands it out**, and is always `CLOEXEC`.
 
+pub mod atfork;
 mod error;
 pub mod fdpass;
 pub mod lock;
