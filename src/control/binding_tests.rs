@@ -1,7 +1,8 @@
 use std::sync::Mutex as StdMutex;
 
 use super::*;
-use crate::control::Minimum;
+use crate::control::resolve::{ResolveError, spans_alignment};
+use crate::control::{BindWarning, Minimum};
 
 fn binding(minimum: Minimum, policy: Policy) -> Binding<AtomicU64> {
     Binding::new(AtomicU64::new(0), ChunkSizeConfig::new(minimum, policy).unwrap())

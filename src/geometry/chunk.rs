@@ -257,7 +257,7 @@ mod tests {
             minimum in 1..5000_u64,
         ) {
             let Ok(found) = chunk(minimum, &spans) else { return Ok(()); };
-            let legal = |size: u64| spans.iter().all(|&span| span == 0 || size % span == 0);
+            let legal = |size: u64| spans.iter().all(|&span| span == 0 || size.is_multiple_of(span));
             prop_assert!(found >= minimum && legal(found));
             // Least: nothing legal below it. Legal sizes are spaced by the alignment, so a bounded scan suffices.
             let floor = minimum.max(found.saturating_sub(20_000));
@@ -291,7 +291,7 @@ mod tests {
         ) {
             if let Ok(found) = chunk(minimum, &spans) {
                 prop_assert!(found >= minimum && found <= MAX_CHUNK_TOKENS);
-                prop_assert!(spans.iter().all(|&span| span == 0 || found % span == 0));
+                prop_assert!(spans.iter().all(|&span| span == 0 || found.is_multiple_of(span)));
             }
         }
 
@@ -302,7 +302,7 @@ mod tests {
         ) {
             if let Ok(found) = chunk(minimum, &spans) {
                 prop_assert!(found >= minimum && found <= MAX_CHUNK_TOKENS);
-                prop_assert!(spans.iter().all(|&span| found % span == 0));
+                prop_assert!(spans.iter().all(|&span| found.is_multiple_of(span)));
             }
         }
     }

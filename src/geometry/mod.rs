@@ -14,10 +14,12 @@ mod dtype;
 mod error;
 pub mod fingerprint;
 mod group;
+pub mod layout;
 pub mod object;
 mod ratio;
 mod resolve;
 pub mod segments;
+pub mod view;
 pub mod window;
 
 pub use bound::{BoundGeometry, BoundGroup};
@@ -28,3 +30,6 @@ pub use group::{GeometryInput, GroupKind, KvGroup, LayerSpec, RecurrentMode};
 pub use object::{ObjectGroup, ObjectKind, object_groups};
 pub use ratio::Ratio;
 pub use resolve::{ResolvedGeometry, ResolvedGroup, ResolvedLayer, resolve};
+
+#[cfg(test)]
+mod tests;

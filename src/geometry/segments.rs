@@ -240,3 +240,6 @@ fn pad(plain: &Placement, blocks: u64, granule: u64) -> Result<Placement, Segmen
         total_bytes: end.max(up(plain.total_bytes)?),
     })
 }
+
+#[cfg(test)]
+mod tests;

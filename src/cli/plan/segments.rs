@@ -153,7 +153,7 @@ fn to_text(plan: &SegmentPlan, commits: &[Commit]) -> String {
     );
     let _ = writeln!(
         text,
-        "rounding the block count to multiples of {} would leave {} blocks; padding keeps all {}\n",
+        "rounding the block count to multiples of {} would leave {} blocks; all {} stay\n",
         plan.block_alignment(),
         plan.blocks() / plan.block_alignment() * plan.block_alignment(),
         plan.blocks(),

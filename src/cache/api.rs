@@ -1,0 +1,413 @@
+//! What the server asks of the core and what it is told: plain values, no behaviour.
+//!
+//! May import `geometry`, `keys`, `pool`.
+
+use std::os::fd::OwnedFd;
+
+use crate::geometry::ObjectKind;
+use crate::keys::ChunkKey;
+use crate::pool::Extent;
+
+/// A client for as long as its slab is its own. Never equal to an earlier client of the same slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId {
+    pub(super) slab: u16,
+    pub(super) nonce: u64,
+}
+
+impl ClientId {
+    /// The client's pin slab; also the byte of the liveness file that it locks.
+    pub fn slab(self) -> u16 {
+        self.slab
+    }
+}
+
+/// What a peer is, as it said in its Hello.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ClientKind {
+    /// It did not say.
+    #[default]
+    Unspecified,
+    /// Decides what to load.
+    Scheduler,
+    /// Owns KV tensors.
+    Worker,
+    /// Neither: status, benchmarks.
+    Tool,
+}
+
+/// How payload moves between a client and the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PayloadPath {
+    /// Not registered, or moves none.
+    #[default]
+    None,
+    /// Host tensors, one copy between them and the mapped pool.
+    ShmDirect,
+    /// The engine's GPU copies to and from pool memory that it registered.
+    Pinned,
+    /// The server moves the bytes of imported GPU memory.
+    Cuda,
+    /// The server copies through a ring of the connection.
+    ShmRing,
+}
+
+/// A client as it introduces itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientInfo {
+    /// One serving engine; equal in its scheduler and all its ranks.
+    pub engine_instance: [u8; 16],
+    /// What it is.
+    pub kind: ClientKind,
+    /// Free text for status.
+    pub name: String,
+}
+
+/// Sizes and limits of a core.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoreConfig {
+    /// Bytes of the pool, rounded down to whole frames.
+    pub pool_bytes: u64,
+    /// Which life of the pool this is, from 1; at most 20 bits.
+    pub boot_seq: u64,
+    /// Identity of the pool.
+    pub pool_id: [u8; 16],
+    /// Clients at a time, at most [`SLABS`](super::SLABS).
+    pub max_clients: usize,
+    /// Pins that one client may hold in the request form.
+    pub max_pins_per_client: usize,
+    /// Objects that all pins of one client may name, each as often as it is pinned.
+    pub max_pinned_objects_per_client: usize,
+}
+
+impl Default for CoreConfig {
+    fn default() -> Self {
+        Self {
+            pool_bytes: 4 << 30,
+            boot_seq: 1,
+            pool_id: [0; 16],
+            max_clients: super::SLABS,
+            max_pins_per_client: 1 << 16,
+            max_pinned_objects_per_client: 1 << 20,
+        }
+    }
+}
+
+/// Names one object. Both members are compared, always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectId {
+    /// Chunk or tail key.
+    pub key: ChunkKey,
+    /// Object group.
+    pub group: u16,
+}
+
+/// The descriptors and sizes that one client gets. Each descriptor is meant to be sent and then closed here.
+#[derive(Debug)]
+pub struct ClientRegions {
+    /// Index, a read-only description.
+    pub index: OwnedFd,
+    /// Bytes of the index.
+    pub index_bytes: u64,
+    /// Epochs, a read-only description.
+    pub epochs: OwnedFd,
+    /// Bytes of the epochs region.
+    pub epochs_bytes: u64,
+    /// Pin arena; the client maps its own slab only.
+    pub slabs: OwnedFd,
+    /// First byte of the client's slab in the arena.
+    pub slab_offset: u64,
+    /// Bytes of a slab.
+    pub slab_bytes: u64,
+    /// Liveness file, a description of the client's own. The server keeps none of it once this is closed.
+    pub liveness: OwnedFd,
+    /// Bytes of the liveness file.
+    pub liveness_bytes: u64,
+    /// Pool.
+    pub pool: OwnedFd,
+    /// Bytes of the pool.
+    pub pool_bytes: u64,
+}
+
+/// One object group as one rank registers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupRegistration {
+    /// Number of the object group.
+    pub group: u16,
+    /// What part of a prefix its objects stand for.
+    pub kind: ObjectKind,
+    /// Distinct parts of an object over all ranks.
+    pub parts: u16,
+    /// The part that this rank writes or reads.
+    pub part: u16,
+    /// Bytes of this rank's part per required alignment; of a recurrent group, of one state.
+    pub unit_bytes: u64,
+}
+
+/// What one rank registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// Seed of the domain's keys, computed by the server from the domain's fields.
+    pub domain_seed: ChunkKey,
+    /// The rank.
+    pub rank: u32,
+    /// Number of ranks that register this domain with this server. Lookups answer 0 until all have.
+    pub world_size: u32,
+    /// Tokens that every boundary is a multiple of.
+    pub required_alignment: u64,
+    /// The object groups that this rank holds a part of.
+    pub groups: Vec<GroupRegistration>,
+    /// How its payload moves.
+    pub payload_path: PayloadPath,
+    /// False for a rank that only reads parts that a lower rank stores.
+    pub stores: bool,
+}
+
+/// A partial chunk of the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tail {
+    /// Key over the tokens of all chunks before and `tokens` of this one.
+    pub key: ChunkKey,
+    /// The chunk.
+    pub chunk: u32,
+    /// Tokens of the chunk: a multiple of the alignment, less than the chunk size.
+    pub tokens: u32,
+}
+
+/// Asks for the longest prefix that every object group can serve.
+#[derive(Clone, Copy, Debug)]
+pub struct LookupRequest<'a> {
+    /// The domain.
+    pub domain_seed: ChunkKey,
+    /// Label of the pin.
+    pub session: u64,
+    /// Keys of the full chunks, in order.
+    pub keys: &'a [ChunkKey],
+    /// Tails, in any order.
+    pub tails: &'a [Tail],
+    /// The hit is at most this many tokens.
+    pub max_tokens: u64,
+    /// Tokens that the engine holds already.
+    pub local_tokens: u64,
+    /// Names and pins the objects; otherwise only the lengths are answered.
+    pub pin: bool,
+}
+
+/// An object to load. It covers tokens `chunk * chunk_size .. + tokens`; of a state, only its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LoadItem {
+    /// The object.
+    pub id: ObjectId,
+    /// The chunk.
+    pub chunk: u32,
+    /// Tokens of the whole object.
+    pub tokens: u32,
+}
+
+/// The answer to a lookup.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LookupAnswer {
+    /// Length of the prefix.
+    pub hit_tokens: u64,
+    /// Pin that holds all of `loads`; 0 when nothing was pinned.
+    pub pin: u64,
+    /// What to load, group by group in ascending order, each in token order.
+    pub loads: Vec<LoadItem>,
+    /// Per object group of the domain in ascending order: tokens up to which every object from 0 on is there.
+    pub present_tokens: Vec<u64>,
+}
+
+/// Where one part of an object lies. Its runs are `extents[first_extent..][..extent_count]` of the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartPlace {
+    /// The object's incarnation; 0 when it is not there.
+    pub incarnation: u64,
+    /// Bytes of the part.
+    pub bytes: u64,
+    /// First run.
+    pub first_extent: u32,
+    /// Number of runs.
+    pub extent_count: u32,
+    /// Tokens of the object.
+    pub tokens: u32,
+}
+
+/// The answer to a retrieve.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RetrieveAnswer {
+    /// Pin that holds all that is there; 0 when nothing is.
+    pub pin: u64,
+    /// One for each object asked for, in that order.
+    pub places: Vec<PartPlace>,
+    /// The runs of all places.
+    pub extents: Vec<Extent>,
+}
+
+/// One part of one object to publish. Its runs are `extents[first_extent..][..extent_count]` of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreItem {
+    /// The object.
+    pub id: ObjectId,
+    /// Key of the chunk before; `None` for the first chunk of a prompt.
+    pub parent: Option<ChunkKey>,
+    /// This rank cannot store the object; there are no runs, and the partial ends.
+    pub skipped: bool,
+    /// The part.
+    pub part: u16,
+    /// Tokens of the object.
+    pub tokens: u32,
+    /// Bytes of the part.
+    pub bytes: u64,
+    /// First run.
+    pub first_extent: u32,
+    /// Number of runs.
+    pub extent_count: u32,
+}
+
+/// Publishes what one step stored.
+#[derive(Clone, Copy, Debug)]
+pub struct CommitRequest<'a> {
+    /// The domain.
+    pub domain_seed: ChunkKey,
+    /// What was stored, parents before children.
+    pub items: &'a [StoreItem],
+    /// The runs of all items.
+    pub extents: &'a [Extent],
+    /// Tails that these items make needless.
+    pub supersedes: &'a [ObjectId],
+    /// Bytes of credit to hold afterwards.
+    pub credit_bytes: u64,
+}
+
+/// What became of one item. The numbers are those of the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum CommitOutcome {
+    /// Visible.
+    Published = 0,
+    /// This part is there, others are awaited.
+    PartAccepted = 1,
+    /// The object exists; the space went back.
+    Exists = 2,
+    /// The parent is not live; the space went back.
+    NoParent = 3,
+    /// A rank cannot store it; the space went back.
+    Skipped = 4,
+    /// No index slot could be made free; the space went back.
+    Dropped = 5,
+}
+
+/// The answer to a commit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommitAnswer {
+    /// One for each item.
+    pub outcomes: Vec<CommitOutcome>,
+    /// New credit, to be added to what the client holds.
+    pub granted: Vec<Extent>,
+}
+
+/// Bytes of the pool by class: `free + used + granted + quarantined = total`; the other two overlap them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStatus {
+    /// All.
+    pub total: u64,
+    /// Present in memory and fit to be granted.
+    pub prefaulted: u64,
+    /// Neither used nor granted nor quarantined.
+    pub free: u64,
+    /// Objects, visible or kept for a reader.
+    pub used: u64,
+    /// Credit of clients and partials.
+    pub granted: u64,
+    /// Not to be touched until a client of an earlier boot is gone.
+    pub quarantined: u64,
+    /// Used and held by a reader.
+    pub pinned: u64,
+}
+
+/// Counters since the core was made. `hit + miss = requested`.
+///
+/// The three are in units of the domain's required alignment. A lookup requests as many units as it named
+/// keys for, at most `max_tokens / alignment`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Lookups answered.
+    pub lookups: u64,
+    /// Units asked for.
+    pub requested: u64,
+    /// Units of the prefixes answered.
+    pub hit: u64,
+    /// The rest.
+    pub miss: u64,
+    /// Objects published.
+    pub stored_objects: u64,
+    /// Bytes of their parts.
+    pub stored_bytes: u64,
+    /// Objects that lost their place to others, or to `clear`.
+    pub evicted_objects: u64,
+    /// Items that found no place in the index, and grants that found no space at all.
+    pub dropped_stores: u64,
+    /// Partials that ended without becoming an object.
+    pub ended_partials: u64,
+}
+
+/// One client, for status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientStatus {
+    /// Who.
+    pub id: ClientId,
+    /// As it introduced itself.
+    pub info: ClientInfo,
+    /// Whether its lock byte was seen held.
+    pub attached: bool,
+    /// How its payload moves.
+    pub payload_path: PayloadPath,
+    /// Rank and domain when it has registered.
+    pub registered: Option<(u32, ChunkKey)>,
+    /// Bytes of credit and of its parts of partials.
+    pub granted: u64,
+    /// Pins it holds in the request form.
+    pub pins: u64,
+    /// Its own counters, as it reports them.
+    pub reported: ClientCounters,
+}
+
+/// What a client says of itself in its slab. Any number may be a lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientCounters {
+    /// Loads.
+    pub loads: u64,
+    /// Bytes loaded.
+    pub loaded_bytes: u64,
+    /// Loads that failed.
+    pub failed_loads: u64,
+    /// Loads whose bytes had been replaced meanwhile.
+    pub stale_loads: u64,
+    /// Objects stored.
+    pub stores: u64,
+    /// Bytes stored.
+    pub stored_bytes: u64,
+    /// Stores given up for want of space.
+    pub dropped_stores: u64,
+    /// Seconds without a server.
+    pub degraded_seconds: u64,
+}
+
+/// The state of the core.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CoreStatus {
+    /// Bytes by class.
+    pub pool: PoolStatus,
+    /// Visible objects.
+    pub objects: u64,
+    /// Objects that are out of the index but kept for a reader.
+    pub limbo: u64,
+    /// Objects some of whose parts are missing.
+    pub partials: u64,
+    /// Domains known.
+    pub domains: u64,
+    /// Counters.
+    pub counters: Counters,
+    /// All clients.
+    pub clients: Vec<ClientStatus>,
+}
