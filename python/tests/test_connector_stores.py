@@ -60,20 +60,21 @@ def test_what_the_server_has_is_not_stored_again() -> None:
     assert run.step([list(range(1, 12))], 170).items == []
 
 
-def test_generated_tokens_grow_the_tail_and_replace_it() -> None:
-    run = Planned(full(), 100)
-    table = [list(range(1, 12))]
-    assert [item[3] for item in run.step(table, 100).items] == [64, 32]
-    first = run.key(1, 32)
-    run.generate(20)
-    assert run.step(table, 111).items == []
-    grown = run.step(table, 112)
-    assert [(item[0], item[3]) for item in grown.items] == [(run.key(1, 48), 48)]
-    assert grown.supersedes == [(first, 0)]
-    run.generate(20)
+def test_generated_tokens_grow_a_tail_and_replace_it_but_never_the_prompts() -> None:
+    run = Planned(full(8), 80)
+    table = [list(range(1, 20))]
+    assert [item[3] for item in run.step(table, 80).items] == [64, 16]
+    run.generate(50)
+    assert run.step(table, 87).items == []
+    first = run.step(table, 88)
+    assert [(item[0], item[3]) for item in first.items] == [(run.key(1, 24), 24)]
+    assert first.supersedes == []
+    second = run.step(table, 96)
+    assert [(item[0], item[3]) for item in second.items] == [(run.key(1, 32), 32)]
+    assert second.supersedes == [(run.key(1, 24), 0)]
     done = run.step(table, 128)
     assert [(item[0], item[3]) for item in done.items] == [(run.key(1), 64)]
-    assert done.supersedes == [(run.key(1, 48), 0)]
+    assert done.supersedes == [(run.key(1, 32), 0)]
 
 
 def test_prompts_only_leaves_generated_tokens_out() -> None:

@@ -33,8 +33,8 @@ class RequestState:
     """One request, from its arrival to its end. Keys are computed once; answers of the server are never kept."""
 
     __slots__ = (
-        "bypass", "chain", "covered", "failed", "hashed", "held_pin", "next_chunk", "no_load", "no_store", "offer",
-        "pending", "prompt_tail_done", "recheck", "request", "resets", "session", "tail", "unit",
+        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "next_chunk", "no_load", "no_store",
+        "offer", "pending", "prompt_tail_done", "recheck", "request", "resets", "session", "tail_end", "unit",
     )  # fmt: skip
 
     def __init__(self, request: Any, session: int, object_groups: int) -> None:
@@ -57,12 +57,23 @@ class RequestState:
         self.next_chunk = 0
         self.unit = -1
         """Whole alignments reached when stores were planned last: nothing to do until there is one more."""
-        self.tail: tuple[int, int] | None = None
-        """(chunk, tokens) of the newest tail stored."""
         self.prompt_tail_done = False
+        self.tail_end = 0
+        """Tokens up to which tails were planned."""
+        self.grown: tuple[int, int] | None = None
+        """(chunk, tokens) of the newest tail that holds generated tokens."""
         self.recheck = False
         """The server lost part of the chain: ask again what it has before storing."""
         self.resets = 0
+
+    def store_again(self) -> None:
+        """Forgets what was stored and what the server was said to have."""
+        self.covered = [0] * len(self.covered)
+        self.next_chunk = 0
+        self.unit = -1
+        self.prompt_tail_done = False
+        self.tail_end = 0
+        self.grown = None
 
     @property
     def known_tokens(self) -> int:

@@ -26,6 +26,9 @@ from kvasir.vllm.stores import StorePlanner, states_of_step
 # A request whose chain the server lost is stored again from the first gap this many times, then left alone.
 RESETS_MAX = 3
 
+# Steps that an engine may have under way at a time; the pins of older ones are not kept any longer.
+STEPS_MAX = 16
+
 
 @dataclasses.dataclass(frozen=True)
 class Scheduled:
@@ -208,6 +211,8 @@ class SchedulerRole:
                 self._withdraw(state)
         self._offered.clear()
         self._running.append(self._step_pins)
+        if len(self._running) > STEPS_MAX:
+            self._client.release(self._running.popleft())
         self._step_pins = []
         plan = StepPlan()
         new, self._loads = self._loads, []
@@ -292,9 +297,7 @@ class SchedulerRole:
             if state is not None and state.resets < RESETS_MAX:
                 state.resets += 1
                 state.recheck = True
-                state.next_chunk = 0
-                state.unit = -1
-                state.covered = [0] * len(state.covered)
+                state.store_again()
 
     def finished(self, request_id: str) -> None:
         """Forgets a request. Its load, if one is still running, has pins of its own in the workers."""
@@ -311,9 +314,7 @@ class SchedulerRole:
         """Drops every unpinned object of the server."""
         done = self._client.clear()
         for state in self._states.values():
-            state.covered = [0] * len(state.covered)
-            state.next_chunk = 0
-            state.unit = -1
+            state.store_again()
         return done
 
     def close(self) -> None:

@@ -94,34 +94,39 @@ class StorePlanner:
         for group in self._attention:
             if (chunk + 1) * size > state.covered[group.index]:
                 self._add(out, chain.chunk_key(chunk), chain, group, table, chunk, size)
-        if state.tail is not None and state.tail[0] == chunk:
-            key = chain.tail_key(*state.tail)
-            out.supersedes += [(key, group.index) for group in self._attention]
-            state.tail = None
+        if state.grown is not None and state.grown[0] == chunk:
+            self._supersede(chain.tail_key(*state.grown), out)
+            state.grown = None
 
     def _plan_tail(
         self, state: RequestState, chain: KeyChain, table: Sequence[Sequence[int]], limit: int, out: Stores
     ) -> None:
-        """The partial last chunk: once where the prompt ends, then as generated tokens fill it up."""
-        if limit < state.request.num_prompt_tokens:
+        """The partial last chunk: once where the prompt ends, then as generated tokens fill it up.
+
+        A tail of generated tokens supersedes the one before it, never the prompt's: the same prompt may be asked
+        again, and its next answer may be another.
+        """
+        prompt = state.request.num_prompt_tokens
+        if limit < prompt:
             return
-        step = self._tail_step if state.prompt_tail_done else self._geometry.alignment
-        state.prompt_tail_done = True
-        chunk, tokens = divmod(limit, self._chunk_size)
-        tokens -= tokens % step
-        if not tokens or (state.tail is not None and state.tail >= (chunk, tokens)):
+        growing, state.prompt_tail_done = state.prompt_tail_done, True
+        chunk, tokens = divmod(limit if growing else prompt, self._chunk_size)
+        tokens -= tokens % (self._tail_step if growing else self._geometry.alignment)
+        if not tokens or state.tail_end >= chunk * self._chunk_size + tokens:
             return
+        state.tail_end = chunk * self._chunk_size + tokens
         key = chain.tail_key(chunk, tokens)
         stored = False
         for group in self._attention:
-            if chunk * self._chunk_size + tokens > state.covered[group.index]:
+            if state.tail_end > state.covered[group.index]:
                 stored |= self._add(out, key, chain, group, table, chunk, tokens)
-        if not stored:
-            return
-        if state.tail is not None and state.tail[0] == chunk:
-            old = chain.tail_key(*state.tail)
-            out.supersedes += [(old, group.index) for group in self._attention]
-        state.tail = (chunk, tokens)
+        if growing and stored:
+            if state.grown is not None and state.grown[0] == chunk:
+                self._supersede(chain.tail_key(*state.grown), out)
+            state.grown = (chunk, tokens)
+
+    def _supersede(self, key: bytes, out: Stores) -> None:
+        out.supersedes += [(key, group.index) for group in self._attention]
 
     def _plan_state(
         self,
