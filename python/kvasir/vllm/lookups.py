@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
-from kvasir import Client, Hit
+from kvasir import Client, Hit, KvasirError
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.requests import Pending, RequestState
 
 # Tails named in one lookup of a model with recurrent state, which can resume at boundaries inside any chunk.
 TAILS_MAX = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Miss:
+    """The answer where there was none."""
+
+    hit_tokens: int = 0
+    pin: int = 0
+    loads: tuple[()] = ()
+    present_tokens: tuple[()] = ()
+    degraded: bool = True
 
 
 class Lookups:
@@ -32,7 +44,7 @@ class Lookups:
 
     def poll(
         self, state: RequestState, seed: bytes, chunk_size: int, cap: int, local: int, pin: bool
-    ) -> Hit | None:
+    ) -> Hit | Miss | None:
         """The answer for this request, or None while it is awaited. The caller owns the answer's pin."""
         pending = state.pending
         if pending and (pending.cap != cap or pending.local > local or (pin and not pending.pin)):
@@ -93,13 +105,14 @@ class Lookups:
         chain = state.chain_to(state.known_tokens, seed, chunk_size)
         return self._client.lookup_start(seed, state.session, chain, chain.num_chunks, tails, cap, local, pin)
 
-    def _result(self, ticket: int) -> Hit | None:
-        if self._budget_s <= 0:
-            return self._client.lookup_result(ticket, 0.0)
+    def _result(self, ticket: int) -> Hit | Miss | None:
         started = time.monotonic()
-        hit = self._client.lookup_result(ticket, self._budget_s)
-        self._budget_s -= time.monotonic() - started
-        return hit
+        try:
+            return self._client.lookup_result(ticket, max(self._budget_s, 0.0))
+        except KvasirError:
+            return Miss()  # refused, or lost with the connection that it was sent on
+        finally:
+            self._budget_s -= time.monotonic() - started
 
     def _chunk_tails(self, chunk: int, tokens: int, chunk_size: int) -> list[tuple[int, int]]:
         """Every tail of a chunk that a prompt of `tokens` tokens has."""
@@ -118,7 +131,7 @@ class Lookups:
                 chunk -= 1
         return tails
 
-    def _second_round(self, state: RequestState, hit: Hit, chunk_size: int, cap: int) -> list[tuple[int, int]]:
+    def _second_round(self, state: RequestState, hit: Hit | Miss, chunk_size: int, cap: int) -> list[tuple[int, int]]:
         if hit.degraded or self._geometry.recurrent is not None:
             return []
         full = self._geometry.full

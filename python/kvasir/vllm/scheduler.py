@@ -16,7 +16,7 @@ from typing import Any
 from kvasir import Client, Hit, domain_seed
 from kvasir.vllm import loads
 from kvasir.vllm.geometry import Geometry, GeometryRefused
-from kvasir.vllm.lookups import Lookups
+from kvasir.vllm.lookups import Lookups, Miss
 from kvasir.vllm.meta import Load, RankReport, StepPlan, StepReport, Stores
 from kvasir.vllm.notes import Notes
 from kvasir.vllm.requests import Offer, RequestState
@@ -30,7 +30,7 @@ RESETS_MAX = 3
 STEPS_MAX = 16
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Scheduled:
     """One request of a step."""
 
@@ -267,7 +267,7 @@ class SchedulerRole:
         self._release(hit.pin)
         self._cover(state, hit)
 
-    def _cover(self, state: RequestState, hit: Hit) -> None:
+    def _cover(self, state: RequestState, hit: Hit | Miss) -> None:
         if hit.degraded:
             return
         for group in self._geometry.object_groups:
