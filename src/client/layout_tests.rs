@@ -113,7 +113,11 @@ fn gather_puts_group_after_group_block_after_block_and_zeroes_for_null() {
         .unwrap();
     let stored = pool_bytes(&pool[0], &extents, 322);
     assert_eq!(stored, expected(&memory, &lists[0], &lists[1]));
-    assert_eq!(bytes(&pool[0])[422..500], bytes(&filled(1000, 0xff))[422..500], "behind the last byte");
+    assert_eq!(
+        bytes(&pool[0])[422..500],
+        bytes(&filled(1000, 0xff))[422..500],
+        "behind the last byte"
+    );
 }
 
 #[test]
