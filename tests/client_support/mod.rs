@@ -64,6 +64,11 @@ impl Place {
         self.directory.path().join("k.sock")
     }
 
+    /// What the next server here is started with.
+    pub fn set_arguments(&mut self, arguments: &[&str]) {
+        self.arguments = arguments.iter().map(ToString::to_string).collect();
+    }
+
     fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
