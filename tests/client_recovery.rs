@@ -28,28 +28,58 @@ fn engine(place: &Place) -> Engine {
 fn assert_degraded(engine: &Engine) {
     let chain = engine.chain(CHUNK + 1, 9);
     let hit = engine.lookup(&chain, 1);
-    assert!(hit.degraded && hit.hit_tokens == 0 && hit.pin.is_none(), "{hit:?}");
+    assert!(
+        hit.degraded && hit.hit_tokens == 0 && hit.pin.is_none(),
+        "{hit:?}"
+    );
     let dropped = engine.client.stats().dropped_stores;
-    let stored = engine.client.store(&[store_chunk(&chain, 0, 0, four(1))], &[]).unwrap();
+    let stored = engine
+        .client
+        .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
+        .unwrap();
     assert_eq!(stored, [StoreOutcome::Unavailable]);
     assert_eq!(engine.client.stats().dropped_stores, dropped + 1);
-    assert_eq!(engine.client.load(1, 0, &[load_chunk(&chain, 0, four(1))]).unwrap(), [false]);
+    assert_eq!(
+        engine
+            .client
+            .load(1, 0, &[load_chunk(&chain, 0, four(1))])
+            .unwrap(),
+        [false]
+    );
     engine.client.release(&[]).unwrap();
     engine.client.end_session(1).unwrap();
     assert!(!engine.client.clear().unwrap());
-    assert!(matches!(engine.client.status(), Err(ClientError::Unavailable { .. })));
+    assert!(matches!(
+        engine.client.status(),
+        Err(ClientError::Unavailable { .. })
+    ));
     assert!(!engine.client.is_healthy());
-    assert!(engine.client.state_text().starts_with("degraded"), "{}", engine.client.state_text());
+    assert!(
+        engine.client.state_text().starts_with("degraded"),
+        "{}",
+        engine.client.state_text()
+    );
 }
 
 /// A store and a load that have to work.
 fn assert_serves(engine: &Engine, salt: u32) {
     engine.fill(u64::from(salt));
     let chain = engine.chain(CHUNK + 1, salt);
-    assert_published(&engine.client.store(&[store_chunk(&chain, 0, 0, four(1))], &[]).unwrap());
+    assert_published(
+        &engine
+            .client
+            .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
+            .unwrap(),
+    );
     let hit = engine.lookup(&chain, 2);
     assert_eq!((hit.hit_tokens, hit.degraded), (64, false));
-    assert_eq!(engine.client.load(2, 0, &[load_chunk(&chain, 0, four(30))]).unwrap(), [true]);
+    assert_eq!(
+        engine
+            .client
+            .load(2, 0, &[load_chunk(&chain, 0, four(30))])
+            .unwrap(),
+        [true]
+    );
     assert_eq!(engine.block(0, 0, 30), engine.block(0, 0, 1));
     engine.client.end_session(2).unwrap();
 }
@@ -126,9 +156,15 @@ fn an_engine_may_start_before_its_server() {
         engine.client.negotiate(shape.negotiation()).map(drop),
         engine.client.register(shape.registration()).map(drop),
     ] {
-        assert!(matches!(result, Err(ClientError::Unavailable { .. })), "{result:?}");
+        assert!(
+            matches!(result, Err(ClientError::Unavailable { .. })),
+            "{result:?}"
+        );
     }
-    assert_eq!((engine.client.chunk_size(), engine.client.domain_seed()), (None, None));
+    assert_eq!(
+        (engine.client.chunk_size(), engine.client.domain_seed()),
+        (None, None)
+    );
     std::thread::sleep(2 * HEARTBEAT);
     place.start();
     eventually("the server", || engine.client.is_healthy());
@@ -142,12 +178,23 @@ fn a_server_with_another_chunk_size_is_not_used() {
     let mut place = Place::with_server();
     let engine = engine(&place);
     place.kill();
-    let other = ["--pool-size", "64MiB", "--chunk-size", "128", "--chunk-size-policy", "fixed"];
+    let other = [
+        "--pool-size",
+        "64MiB",
+        "--chunk-size",
+        "128",
+        "--chunk-size-policy",
+        "fixed",
+    ];
     place.set_arguments(&other);
     place.start();
     eventually("the refusal", || engine.client.state_text().contains("128"));
     assert_degraded(&engine);
-    assert!(engine.client.state_text().contains("64"), "{}", engine.client.state_text());
+    assert!(
+        engine.client.state_text().contains("64"),
+        "{}",
+        engine.client.state_text()
+    );
     // The right one comes back: found at a heartbeat.
     place.kill();
     place.set_arguments(&["--pool-size", "64MiB", "--chunk-size", "64"]);
@@ -168,7 +215,10 @@ fn the_size_of_before_is_asked_for() {
     negotiation.previous_size = 192;
     assert_eq!(first.client.negotiate(negotiation).unwrap().chunk_size, 192);
     let second = Engine::unregistered(&place, &shape, 2, DEADLINE, HEARTBEAT);
-    assert_eq!(second.client.negotiate(shape.negotiation()).unwrap().chunk_size, 192);
+    assert_eq!(
+        second.client.negotiate(shape.negotiation()).unwrap().chunk_size,
+        192
+    );
     place.kill();
     drop(first);
     place.start();
@@ -195,18 +245,34 @@ fn kill_at_random_points_leaves_the_engine_alive_and_its_bytes_right() {
                 while !end.load(Ordering::Relaxed) {
                     salt += 2;
                     let chain = engine.chain(2 * CHUNK + 1, salt);
-                    let items = [store_chunk(&chain, 0, 0, four(1)), store_chunk(&chain, 1, 0, four(5))];
+                    let items = [
+                        store_chunk(&chain, 0, 0, four(1)),
+                        store_chunk(&chain, 1, 0, four(5)),
+                    ];
                     engine.client.store(&items, &[]).unwrap();
                     let hit = engine.lookup(&chain, salt.into());
-                    let loads = [load_chunk(&chain, 0, four(target)), load_chunk(&chain, 1, four(target + 4))];
-                    for (chunk, ok) in engine.client.load(salt.into(), 0, &loads).unwrap().into_iter().enumerate() {
+                    let loads = [
+                        load_chunk(&chain, 0, four(target)),
+                        load_chunk(&chain, 1, four(target + 4)),
+                    ];
+                    for (chunk, ok) in engine
+                        .client
+                        .load(salt.into(), 0, &loads)
+                        .unwrap()
+                        .into_iter()
+                        .enumerate()
+                    {
                         for block in 0..if ok { 4 } else { 0 } {
-                            let (from, to) = (1 + 4 * chunk as i64 + block, target + 4 * chunk as i64 + block);
+                            let (from, to) =
+                                (1 + 4 * chunk as i64 + block, target + 4 * chunk as i64 + block);
                             assert_eq!(engine.block(0, 0, from), engine.block(0, 0, to));
                             loaded.fetch_add(1, Ordering::Relaxed);
                         }
                     }
-                    engine.client.release(&hit.pin.into_iter().collect::<Vec<_>>()).unwrap();
+                    engine
+                        .client
+                        .release(&hit.pin.into_iter().collect::<Vec<_>>())
+                        .unwrap();
                 }
             })
         })
@@ -250,8 +316,14 @@ fn space_of_a_client_that_left_comes_back() {
         drop(engine);
         eventually("the space", || granted() == before);
         let other = Engine::start(&place, &shape, 2);
-        let outcome = other.client.store(&[store_chunk(&chain, 0, 0, four(1))], &[]).unwrap();
-        assert!(matches!(outcome[0], StoreOutcome::Published | StoreOutcome::Exists), "{outcome:?}");
+        let outcome = other
+            .client
+            .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
+            .unwrap();
+        assert!(
+            matches!(outcome[0], StoreOutcome::Published | StoreOutcome::Exists),
+            "{outcome:?}"
+        );
         other.client.give_back().unwrap();
         assert_eq!(other.client.stats().credit_bytes, 0);
     }
@@ -261,14 +333,30 @@ fn space_of_a_client_that_left_comes_back() {
 fn a_closed_client_is_a_client_without_a_server() {
     let place = Place::with_server();
     let engine = engine(&place);
-    let ticket = engine.client.lookup_start(lookup(engine.seed(), &engine.chain(100, 1), 1, 16)).unwrap();
+    let ticket = engine
+        .client
+        .lookup_start(lookup(engine.seed(), &engine.chain(100, 1), 1, 16))
+        .unwrap();
     engine.client.close();
     assert!(engine.client.lookup_poll(ticket, WATCHDOG).unwrap().is_some());
     let chain = engine.chain(CHUNK + 1, 1);
     assert!(engine.lookup(&chain, 1).degraded);
-    let late = engine.client.lookup_start(lookup(engine.seed(), &chain, 1, 16)).unwrap();
-    assert!(engine.client.lookup_poll(late, Duration::ZERO).unwrap().unwrap().degraded);
-    let stored = engine.client.store(&[store_chunk(&chain, 0, 0, four(1))], &[]).unwrap();
+    let late = engine
+        .client
+        .lookup_start(lookup(engine.seed(), &chain, 1, 16))
+        .unwrap();
+    assert!(
+        engine
+            .client
+            .lookup_poll(late, Duration::ZERO)
+            .unwrap()
+            .unwrap()
+            .degraded
+    );
+    let stored = engine
+        .client
+        .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
+        .unwrap();
     assert_eq!(stored, [StoreOutcome::Unavailable]);
     assert_eq!(engine.client.state_text(), "closed");
 }
