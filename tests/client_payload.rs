@@ -223,33 +223,31 @@ fn a_pool_without_room_drops_stores_and_counts_them() {
     place.start();
     place.wait_prefaulted();
     let engine = Engine::start(&place, &Shape::plain(16384, 0), 1);
-    let chain = engine.chain(12 * CHUNK, 1);
-    let mut published = 0;
-    for chunk in 0..12 {
-        // Pins keep what is there from making room.
-        engine.lookup(&chain, 1);
-        let outcome = engine
-            .client
-            .store(&[store_chunk(&chain, chunk, 0, four(1))], &[])
-            .unwrap();
-        match outcome[0] {
-            StoreOutcome::Published => published += 1,
-            StoreOutcome::Dropped | StoreOutcome::NoParent => {}
-            other => panic!("{other:?}"),
-        }
+    let mut outcomes = Vec::new();
+    for prompt in 0..6 {
+        let chain = engine.chain(CHUNK + 1, prompt);
+        let item = store_chunk(&chain, 0, 0, four(1));
+        outcomes.extend(engine.client.store(&[item], &[]).unwrap());
+        engine.lookup(&chain, 1); // the pin keeps it from making room
     }
-    assert!(
-        (1..=4).contains(&published),
-        "{published} objects of 2 MiB in a pool of 8 MiB"
+    use StoreOutcome::{Dropped, Published};
+    // Objects of 2 MiB in a pool of 8 MiB.
+    assert_eq!(
+        outcomes,
+        [Published, Published, Published, Published, Dropped, Dropped]
     );
-    assert!(engine.client.stats().dropped_stores > 0);
+    assert_eq!(engine.client.stats().dropped_stores, 2);
     assert!(engine.client.is_healthy());
-    let loads = [load_chunk(&chain, 0, four(20))];
+    let first = engine.chain(CHUNK + 1, 0);
+    let loads = [load_chunk(&first, 0, four(20))];
     assert_eq!(
         engine.client.load(1, 0, &loads).unwrap(),
         [true],
         "lookups and loads go on"
     );
+    engine.client.end_session(1).unwrap();
+    let again = store_chunk(&engine.chain(CHUNK + 1, 5), 0, 0, four(1));
+    assert_published(&engine.client.store(&[again], &[]).unwrap());
 }
 
 /// Two KV cache groups of different spans in one object group, a window group and a recurrent one.
