@@ -1,8 +1,8 @@
 //! What a registration and a `kvasir plan` cost.
 //!
 //! * `plan/groups`: one JSON description in, one JSON answer out. Budget: 5 ms.
-//! * `register/61-layers-6-groups`: everything the server computes when a worker registers: spans, sizes, page views,
-//!   checked layouts and the fingerprint. Budget: 1 ms.
+//! * `register/61-layers-6-groups`: everything the server computes when a worker registers: spans, sizes, page
+//!   views, checked layouts and the fingerprint. Budget: 1 ms.
 
 use std::hint::black_box;
 

@@ -35,7 +35,8 @@ fn kvasir(args: &[&str], stdin: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A command that refuses its arguments may end before it reads; then the pipe is closed, which is no fault.
+    // A command that refuses its arguments may end before it reads; then the pipe is closed, which is no
+    // fault.
     let _ = child.stdin.take().unwrap().write_all(stdin);
     let output = child.wait_with_output().unwrap();
     Output {

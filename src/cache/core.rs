@@ -1,124 +1,335 @@
-//! The core: one owner of pool, index, pins and grants, driven by the server's thread.
+//! The core: one owner of pool, index, pins and grants, driven by one thread of the server.
+//!
+//! May import everything of this module. Reading is in `read`, storing in `commit` and `grants`, making
+//! space in `evict`, the books in `status`.
+
+use std::collections::BTreeSet;
 
 use super::api::*;
+use super::credit::Credit;
 use super::error::CoreError;
-use crate::keys::ChunkKey;
-use crate::pool::{Extent, Prefault, PrefaultEvent};
+use super::evict::Later;
+use super::index::Index;
+use super::partials::Partials;
+use super::pins::PinTable;
+use super::records::Records;
+use super::registry::Registry;
+use super::slabs::{SLAB_BYTES, Slabs};
+use super::{MAX_CHUNK_TOKENS, SLABS};
+use crate::pool::body::{NumberPool, chain_blocks};
+use crate::pool::{FRAME_BYTES, Pool, PoolConfig, Prefault, PrefaultEvent};
 
-/// The cache. All requests are methods; none blocks, none is safe to call from two threads at once.
+/// What a rank has registered.
+#[derive(Clone, Debug)]
+pub(super) struct RankRegistration {
+    pub(super) domain: u32,
+    pub(super) rank: u32,
+    /// Object groups and the part of each.
+    pub(super) parts: Vec<(u16, u16)>,
+    pub(super) stores: bool,
+    pub(super) payload_path: PayloadPath,
+}
+
 #[derive(Debug)]
-pub struct Core {}
+pub(super) struct Client {
+    pub(super) id: ClientId,
+    pub(super) info: ClientInfo,
+    pub(super) attached: bool,
+    pub(super) registration: Option<RankRegistration>,
+    pub(super) credit: Credit,
+    /// Commits made; tells which partials other ranks have passed by.
+    pub(super) commits: u64,
+}
 
-#[allow(unused_variables, clippy::missing_errors_doc)]
+/// The cache. All requests are methods; none blocks, none waits for a client.
+#[derive(Debug)]
+pub struct Core {
+    pub(super) pool: Pool,
+    pub(super) index: Index,
+    pub(super) records: Records,
+    pub(super) chains: NumberPool,
+    /// Records that are out of the index and keep their frames for a reader.
+    pub(super) limbo: BTreeSet<u32>,
+    pub(super) pins: PinTable,
+    pub(super) slabs: Slabs,
+    pub(super) clients: Vec<Option<Client>>,
+    pub(super) registry: Registry,
+    pub(super) partials: Partials,
+    pub(super) counters: Counters,
+    pub(super) chunk_size: Option<u32>,
+    pub(super) boot_seq: u64,
+    pub(super) publications: u64,
+    pub(super) prefault_ended: bool,
+    max_clients: usize,
+}
+
 impl Core {
-    /// Makes an empty cache: all regions, no page of the pool touched.
+    /// Makes an empty cache: all regions. No page of the pool is touched, and nothing that grows with it.
+    ///
+    /// # Errors
+    /// [`CoreError::Pool`] for a size or boot sequence that cannot be, [`CoreError::Shm`] without memory,
+    /// [`CoreError::InvalidArgument`] for a number of clients that cannot be.
     pub fn create(config: CoreConfig) -> Result<Self, CoreError> {
-        unimplemented!()
+        if config.max_clients == 0 || config.max_clients > SLABS {
+            return Err(CoreError::InvalidArgument {
+                field: "number of clients",
+                value: config.max_clients as u64,
+                expected: "it must be 1 to 256",
+            });
+        }
+        let pool = Pool::create(PoolConfig {
+            bytes: config.pool_bytes,
+            pool_id: config.pool_id,
+            boot_seq: config.boot_seq,
+        })?;
+        let frames = pool.frames();
+        Ok(Self {
+            index: Index::create(frames)?,
+            records: Records::new(frames),
+            chains: NumberPool::new(chain_blocks(frames)),
+            limbo: BTreeSet::new(),
+            pins: PinTable::new(config.max_pins_per_client, config.max_pinned_objects_per_client),
+            slabs: Slabs::create()?,
+            clients: (0..SLABS).map(|_| None).collect(),
+            registry: Registry::default(),
+            partials: Partials::default(),
+            counters: Counters::default(),
+            chunk_size: None,
+            boot_seq: config.boot_seq,
+            publications: 0,
+            prefault_ended: false,
+            max_clients: config.max_clients,
+            pool,
+        })
     }
-    /// Starts the background thread that makes the pool's pages present. Hand each `Ready(bytes)` to [`Core::prefaulted`] and
-    /// the end of it to [`Core::prefault_ended`].
+
+    /// Starts the thread that makes the pool's pages present. Hand each `Ready(bytes)` to
+    /// [`Core::prefaulted`] and the end of it, good or bad, to [`Core::prefault_ended`].
+    ///
+    /// # Errors
+    /// [`CoreError::Pool`] when no thread can be started.
     pub fn start_prefault(
         &self,
         on_event: impl Fn(PrefaultEvent) + Send + 'static,
     ) -> Result<Prefault, CoreError> {
-        unimplemented!()
+        Ok(self.pool.start_prefault(on_event)?)
     }
+
     /// The first `bytes` bytes of the pool are present now and may be granted.
+    ///
+    /// # Errors
+    /// [`CoreError::Pool`] when the books are wrong.
     pub fn prefaulted(&mut self, bytes: u64) -> Result<(), CoreError> {
-        unimplemented!()
+        Ok(self.pool.prefaulted(bytes)?)
     }
-    /// No more of the pool will be prefaulted: space is made by evicting from now on.
-    pub fn prefault_ended(&mut self) {}
+
+    /// No more of the pool will become present: from now on space is made by evicting. (Before, a store that
+    /// is ahead of the prefault gets less credit rather than somebody's objects.)
+    pub fn prefault_ended(&mut self) {
+        self.prefault_ended = true;
+    }
+
     /// A slab for a new client.
+    ///
+    /// # Errors
+    /// [`CoreError::LimitExceeded`] when there are too many.
     pub fn open_client(&mut self, info: ClientInfo) -> Result<ClientId, CoreError> {
-        unimplemented!()
+        let open = self.clients.iter().flatten().count();
+        let slab = (open < self.max_clients).then(|| self.slabs.open()).flatten();
+        let (slab, nonce) = slab.ok_or(CoreError::LimitExceeded {
+            what: "clients",
+            asked: open as u64 + 1,
+            limit: self.max_clients as u64,
+        })?;
+        let id = ClientId { slab, nonce };
+        self.clients[usize::from(slab)] = Some(Client {
+            id,
+            info,
+            attached: false,
+            registration: None,
+            credit: Credit::default(),
+            commits: 0,
+        });
+        Ok(id)
     }
+
     /// The descriptors for the HelloReply of a client that maps the pool.
+    ///
+    /// # Errors
+    /// [`CoreError::UnknownClient`], [`CoreError::Shm`] when descriptors have run out.
     pub fn regions(&self, client: ClientId) -> Result<ClientRegions, CoreError> {
-        unimplemented!()
+        self.client(client)?;
+        let (slabs, liveness) = self.slabs.descriptors()?;
+        Ok(ClientRegions {
+            index: self.index.read_only()?,
+            index_bytes: self.index.bytes(),
+            epochs: self.pool.epochs.read_only()?,
+            epochs_bytes: self.pool.epochs.bytes(),
+            slabs,
+            slab_offset: u64::from(client.slab) * SLAB_BYTES as u64,
+            slab_bytes: SLAB_BYTES as u64,
+            liveness,
+            liveness_bytes: SLABS as u64,
+            pool: self.pool.descriptor()?,
+            pool_bytes: self.pool.bytes(),
+        })
     }
+
     /// Checks that the client holds its lock byte; needed before grant and commit.
+    ///
+    /// # Errors
+    /// [`CoreError::NotAttached`], [`CoreError::UnknownClient`], [`CoreError::Shm`].
     pub fn attach(&mut self, client: ClientId) -> Result<(), CoreError> {
-        unimplemented!()
+        self.client(client)?;
+        if !self.slabs.is_locked(client.slab)? {
+            return Err(CoreError::NotAttached { slab: client.slab });
+        }
+        self.client_mut(client)?.attached = true;
+        Ok(())
     }
-    /// The connection is closed: drops the pins it made in the request form. Its slab and grants stay.
+
+    /// The connection is closed: drops the pins it made in the request form. Slab and grants stay.
+    ///
+    /// # Errors
+    /// [`CoreError::UnknownClient`].
     pub fn disconnected(&mut self, client: ClientId) -> Result<(), CoreError> {
-        unimplemented!()
+        self.client(client)?;
+        for record in self.pins.end_client(client) {
+            self.records.unpin(record);
+        }
+        Ok(())
     }
-    /// Whether the client is gone: its lock byte is free, and everything it held has been taken back.
-    /// False: it lives on without its connection; ask again later.
+
+    /// Whether the client is gone: its lock byte is free, and everything it held has been taken back. False:
+    /// it lives on without its connection and may still write its grants; ask again later.
+    ///
+    /// # Errors
+    /// [`CoreError::UnknownClient`], [`CoreError::Shm`]; [`CoreError::Pool`] when the books are wrong.
     pub fn client_gone(&mut self, client: ClientId) -> Result<bool, CoreError> {
-        unimplemented!()
+        self.client(client)?;
+        if self.slabs.is_locked(client.slab)? {
+            return Ok(false);
+        }
+        self.disconnected(client)?;
+        self.unregister(client)?;
+        let credit = self.client_mut(client)?.credit.take_all();
+        self.pool.free_granted(&credit)?;
+        self.slabs.close(client.slab);
+        self.clients[usize::from(client.slab)] = None;
+        Ok(true)
     }
-    /// Records the bound chunk size. Once; the same size again is fine.
+
+    /// Records the bound chunk size. The same size again is fine.
+    ///
+    /// # Errors
+    /// [`CoreError::InvalidArgument`] for 0, more than a chunk can have, or another size than before.
     pub fn set_chunk_size(&mut self, tokens: u32) -> Result<(), CoreError> {
-        unimplemented!()
+        let wrong = |expected| CoreError::InvalidArgument {
+            field: "chunk size",
+            value: tokens.into(),
+            expected,
+        };
+        if tokens == 0 || u64::from(tokens) > MAX_CHUNK_TOKENS {
+            return Err(wrong("it must be 1 to 16777216 tokens"));
+        }
+        if self.chunk_size.is_some_and(|bound| bound != tokens) {
+            return Err(wrong("another size is bound already"));
+        }
+        self.chunk_size = Some(tokens);
+        self.pool.directory.set_chunk_size(tokens);
+        Ok(())
     }
-    /// Registers one rank.
+
+    /// Registers one rank. A rank of an engine that registers again ends the engine's partials: whatever it
+    /// stored before may never be completed.
+    ///
+    /// # Errors
+    /// [`CoreError::NotNegotiated`], [`CoreError::UnknownClient`], and those of the layout:
+    /// [`CoreError::InvalidArgument`], [`CoreError::InvalidGroup`], [`CoreError::RegistrationConflict`],
+    /// [`CoreError::ObjectTooLarge`], [`CoreError::LimitExceeded`]. Nothing has changed then.
     pub fn register(&mut self, client: ClientId, registration: &Registration) -> Result<(), CoreError> {
-        unimplemented!()
+        let chunk = self.bound_chunk()?;
+        let instance = self.client(client)?.info.engine_instance;
+        let domain = self.registry.register(registration, chunk, self.pool.frames())?;
+        let same_rank = |c: &&Client| {
+            let rank = c.registration.as_ref().map(|r| r.rank);
+            c.info.engine_instance == instance && (c.id == client || rank == Some(registration.rank))
+        };
+        let again = self
+            .clients
+            .iter()
+            .flatten()
+            .any(|c| same_rank(&c) && c.registration.is_some());
+        if again {
+            self.end_instance(&instance)?;
+        }
+        let new = RankRegistration {
+            domain,
+            rank: registration.rank,
+            parts: registration.groups.iter().map(|g| (g.group, g.part)).collect(),
+            stores: registration.stores,
+            payload_path: registration.payload_path,
+        };
+        if let Some(old) = self.client_mut(client)?.registration.replace(new) {
+            self.registry.unregister(old.domain);
+        }
+        Ok(())
     }
+
     /// Drops the client's registration and its engine's partials. Objects stay. Fine when there is none.
+    ///
+    /// # Errors
+    /// [`CoreError::UnknownClient`]; [`CoreError::Pool`] when the books are wrong.
     pub fn unregister(&mut self, client: ClientId) -> Result<(), CoreError> {
-        unimplemented!()
+        let entry = self.client_mut(client)?;
+        let instance = entry.info.engine_instance;
+        if let Some(old) = entry.registration.take() {
+            self.end_instance(&instance)?;
+            self.registry.unregister(old.domain);
+        }
+        Ok(())
     }
-    /// The longest prefix that every object group can serve.
-    pub fn lookup(
-        &mut self,
-        client: ClientId,
-        request: &LookupRequest<'_>,
-    ) -> Result<LookupAnswer, CoreError> {
-        unimplemented!()
+
+    /// Bytes of the pool, in whole frames.
+    pub fn pool_bytes(&self) -> u64 {
+        u64::from(self.pool.frames()) * FRAME_BYTES
     }
-    /// Pins objects and says where one part of each lies.
-    pub fn retrieve(
-        &mut self,
-        client: ClientId,
-        domain_seed: ChunkKey,
-        session: u64,
-        part: u16,
-        ids: &[ObjectId],
-    ) -> Result<RetrieveAnswer, CoreError> {
-        unimplemented!()
+
+    pub(super) fn bound_chunk(&self) -> Result<u32, CoreError> {
+        self.chunk_size.ok_or(CoreError::NotNegotiated)
     }
-    /// Drops pins: all or, when one is unknown, none.
-    pub fn release(&mut self, client: ClientId, pins: &[u64]) -> Result<(), CoreError> {
-        unimplemented!()
+
+    pub(super) fn client(&self, id: ClientId) -> Result<&Client, CoreError> {
+        let client = self.clients.get(usize::from(id.slab)).and_then(Option::as_ref);
+        client
+            .filter(|c| c.id == id)
+            .ok_or(CoreError::UnknownClient { slab: id.slab })
     }
-    /// Drops all pins of the client with this label.
-    pub fn end_session(&mut self, client: ClientId, session: u64) -> Result<(), CoreError> {
-        unimplemented!()
+
+    pub(super) fn client_mut(&mut self, id: ClientId) -> Result<&mut Client, CoreError> {
+        let client = self
+            .clients
+            .get_mut(usize::from(id.slab))
+            .and_then(Option::as_mut);
+        client
+            .filter(|c| c.id == id)
+            .ok_or(CoreError::UnknownClient { slab: id.slab })
     }
-    /// Grants space to write into: up to `bytes`, less when the client's credit limit or the pool has no more. May be empty.
-    pub fn grant(&mut self, client: ClientId, bytes: u64) -> Result<Vec<Extent>, CoreError> {
-        unimplemented!()
+
+    /// A client that may hold credit.
+    pub(super) fn attached(&self, id: ClientId) -> Result<&Client, CoreError> {
+        let client = self.client(id)?;
+        if !client.attached {
+            return Err(CoreError::NotAttached { slab: id.slab });
+        }
+        Ok(client)
     }
-    /// Publishes what a step stored. An error refuses the whole commit and changes nothing.
-    pub fn commit(
-        &mut self,
-        client: ClientId,
-        request: &CommitRequest<'_>,
-    ) -> Result<CommitAnswer, CoreError> {
-        unimplemented!()
-    }
-    /// Takes granted space back unused: all of it or, when one frame is not granted, none.
-    pub fn abort(&mut self, client: ClientId, extents: &[Extent]) -> Result<(), CoreError> {
-        unimplemented!()
-    }
-    /// Drops every unpinned object and all partials. Returns how many objects went.
-    pub fn clear(&mut self) -> Result<u64, CoreError> {
-        unimplemented!()
-    }
-    /// Numbers for status and for the public counters of the control region.
-    pub fn status(&self) -> CoreStatus {
-        unimplemented!()
-    }
-    /// Counters and bytes by class, without walking the clients: cheap enough to publish after every request.
-    pub fn counters(&self) -> (Counters, PoolStatus) {
-        unimplemented!()
-    }
-    /// Recomputes every total and checks every invariant. Walks everything: for tests and diagnosis.
-    pub fn audit(&self) -> Result<(), CoreError> {
-        unimplemented!()
+
+    fn end_instance(&mut self, instance: &[u8; 16]) -> Result<(), CoreError> {
+        for key in self.partials.of_instance(instance) {
+            self.end_partial(&key, Later::Welcome)?;
+        }
+        self.partials.forget_ended(instance);
+        Ok(())
     }
 }

@@ -1,15 +1,42 @@
 //! The cache core: index, records, pins, grants, eviction, lookup over object groups.
 //!
-//! May import everything up to `pool`.
+//! May import everything up to `pool`. No unsafe code.
+//!
+//! [`Core`] is what the server drives, from one thread: every request is a method. Clients use the read
+//! side only: [`index::IndexReader`] over their own read-only mapping, and the offsets of [`slabs`].
+//!
+//! The order of words is the contract of docs/shm-layout.md; `loom` checks it on a miniature.
 
 mod api;
+mod commit;
 mod core;
+mod credit;
 mod error;
+mod evict;
+mod grants;
+pub mod index;
+mod lookup;
+#[cfg(all(test, loom))]
+mod loom;
+mod partials;
+mod pins;
+mod policy;
+mod read;
+pub mod record;
+mod records;
+mod registry;
+pub mod slabs;
+mod status;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 pub use self::core::Core;
 pub use api::*;
 pub use error::CoreError;
+pub use policy::{EvictionPolicy, Lru};
+pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
 
+pub use crate::geometry::MAX_CHUNK_TOKENS;
 pub use crate::pool::Extent;
 
 /// Pin slabs of the arena, hence clients at a time.

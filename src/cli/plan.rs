@@ -1,7 +1,7 @@
 //! `kvasir plan`: what chunk size a model gets, which refusals it meets, and how its segments lie.
 //!
-//! Pure questions to [`crate::geometry`]: nothing is started, nothing is stored. Answers go to standard output, as a
-//! table or as JSON; bad input gives one line (or a JSON error) and exit code 2.
+//! Pure questions to [`crate::geometry`]: nothing is started, nothing is stored. Answers go to standard
+//! output, as a table or as JSON; bad input gives one line (or a JSON error) and exit code 2.
 
 pub mod chunk;
 pub mod groups;

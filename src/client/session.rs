@@ -18,7 +18,6 @@ use crate::control::ControlView;
 use crate::copy::HostMemory;
 use crate::shm::atfork::{ForkClosedFd, forks_so_far};
 use crate::shm::lock::try_lock_byte;
-use crate::shm::process::random_id;
 use crate::shm::{Mapping, ReadOnly, ReadWrite, ShmError};
 use crate::sync::shared::{Ordering, fence};
 use crate::wire::{
@@ -30,8 +29,6 @@ const AT_EPOCHS: usize = 4096;
 const AT_BOOT_WORD: usize = 64;
 const AT_EPOCHS_MAGIC: usize = 0;
 const EPOCHS_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRE1");
-/// Offset of the client's nonce in its slab.
-const AT_NONCE: usize = 0;
 
 /// The regions of the shm-direct path. Mappings go before the lock does.
 #[derive(Debug)]
@@ -190,10 +187,6 @@ impl PoolSide {
                 "byte {byte} of the liveness file is locked by another"
             )));
         }
-        let nonce = u64::from_le_bytes(random_id().map_err(failed)?[..8].try_into().unwrap_or([1; 8])) | 1;
-        slab.atomic_u64(AT_NONCE)
-            .map_err(failed)?
-            .store(nonce, Ordering::Release);
         Ok(Self {
             epochs,
             slab,

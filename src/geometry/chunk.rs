@@ -6,9 +6,9 @@ use num_integer::Integer;
 
 /// Largest chunk, alignment or span in tokens that is taken seriously.
 ///
-/// The largest alignment of any known model is 139264 tokens (a recurrent group of one block per 8192 tokens next
-/// to 544-token attention blocks). 2^24 leaves two orders of magnitude and still keeps every later product of
-/// tokens and bytes far away from 2^64.
+/// The largest alignment of any known model is 139264 tokens (a recurrent group of one block per 8192 tokens
+/// next to 544-token attention blocks). 2^24 leaves two orders of magnitude and still keeps every later
+/// product of tokens and bytes far away from 2^64.
 pub const MAX_CHUNK_TOKENS: u64 = 1 << 24;
 
 /// Above this multiple of the largest span, the spans count as nearly coprime.
@@ -39,8 +39,8 @@ pub enum ChunkError {
     },
     /// The least common multiple overflows or exceeds the limit.
     #[error(
-        "the least common multiple of spans {spans:?} exceeds {MAX_CHUNK_TOKENS} tokens, the largest supported chunk; \
-         give the groups block sizes with a larger common divisor"
+        "the least common multiple of spans {spans:?} exceeds {MAX_CHUNK_TOKENS} tokens, the largest \
+         supported chunk; give the groups block sizes with a larger common divisor"
     )]
     AlignmentTooLarge {
         /// The distinct positive spans in tokens, ascending.
@@ -48,8 +48,8 @@ pub enum ChunkError {
     },
     /// The least legal chunk exceeds the limit.
     #[error(
-        "the least multiple of {alignment} that reaches {minimum} tokens exceeds {MAX_CHUNK_TOKENS}, the largest \
-         supported chunk; lower the minimum chunk size"
+        "the least multiple of {alignment} that reaches {minimum} tokens exceeds {MAX_CHUNK_TOKENS}, the \
+         largest supported chunk; lower the minimum chunk size"
     )]
     ChunkTooLarge {
         /// Required alignment in tokens.
@@ -99,13 +99,15 @@ impl fmt::Display for Warning {
                 largest_span,
             } => write!(
                 f,
-                "near-coprime spans: the required alignment of {alignment} tokens is more than {NEAR_COPRIME_FACTOR} \
-                 times the largest span ({largest_span}); only prompts that long can hit a full chunk"
+                "near-coprime spans: the required alignment of {alignment} tokens is more than \
+                 {NEAR_COPRIME_FACTOR} times the largest span ({largest_span}); only prompts that long can \
+                 hit a full chunk"
             ),
             Self::LongRecurrentChunk { chunk, alignment } => write!(
                 f,
-                "the chunk of {chunk} tokens is {} alignments of {alignment} long: a recurrent model resumes only \
-                 where a snapshot was kept, and between full chunks only tail objects keep one",
+                "the chunk of {chunk} tokens is {} alignments of {alignment} long: a recurrent model \
+                 resumes only where a snapshot was kept, and between full chunks only tail objects keep \
+                 one",
                 chunk / alignment.max(&1)
             ),
         }
@@ -259,7 +261,8 @@ mod tests {
             let Ok(found) = chunk(minimum, &spans) else { return Ok(()); };
             let legal = |size: u64| spans.iter().all(|&span| span == 0 || size.is_multiple_of(span));
             prop_assert!(found >= minimum && legal(found));
-            // Least: nothing legal below it. Legal sizes are spaced by the alignment, so a bounded scan suffices.
+            // Least: nothing legal below it. Legal sizes are spaced by the alignment, so a bounded scan
+            // suffices.
             let floor = minimum.max(found.saturating_sub(20_000));
             prop_assert!((floor..found).all(|size| !legal(size)));
             prop_assert!(found - minimum < alignment(&spans).unwrap());

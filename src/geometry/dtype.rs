@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 /// Element names an engine may declare.
 ///
-/// Pages are moved as bytes, so their width decides nothing here; the name goes into the layout fingerprint, where
-/// a misspelling would silently split a cache in two. So only known names pass.
+/// Pages are moved as bytes, so their width decides nothing here; the name goes into the layout fingerprint,
+/// where a misspelling would silently split a cache in two. So only known names pass.
 const ELEMENTS: &[&str] = &[
     "bfloat16",
     "bool",

@@ -43,7 +43,8 @@ pub enum GroupFault {
     },
     /// The declared compression does not give a whole number of slots.
     #[error(
-        "layer entry {layer}: a block of {block_size} tokens at {ratio} tokens per state is no whole number of slots"
+        "layer entry {layer}: a block of {block_size} tokens at {ratio} tokens per state is no whole number \
+         of slots"
     )]
     SlotsNotWhole {
         /// Index of the layer entry.
@@ -81,8 +82,8 @@ pub enum GroupFault {
     EncoderOnly,
     /// No state at a block boundary exists to be stored.
     #[error(
-        "recurrent cache mode \"{}\" keeps no snapshot at block boundaries, so nothing can be restored; run the engine \
-         with prefix caching and recurrent cache mode \"align\" or \"all\"",
+        "recurrent cache mode \"{}\" keeps no snapshot at block boundaries, so nothing can be restored; run \
+         the engine with prefix caching and recurrent cache mode \"align\" or \"all\"",
         mode.as_str()
     )]
     NoSnapshots {
@@ -91,7 +92,8 @@ pub enum GroupFault {
     },
     /// Recurrent and attention layers behind one block table.
     #[error(
-        "layer entry {layer} is {layer_kind} in a {group_kind} group; recurrent state and attention need groups of their own"
+        "layer entry {layer} is {layer_kind} in a {group_kind} group; recurrent state and attention need \
+         groups of their own"
     )]
     MixedRecurrent {
         /// Index of the layer entry.
@@ -103,7 +105,8 @@ pub enum GroupFault {
     },
     /// Layers of one group that need different parts of a prefix.
     #[error(
-        "layer entry {layer} needs {layer_window} but the group {group_window}; differing windows need groups of their own"
+        "layer entry {layer} needs {layer_window} but the group {group_window}; differing windows need \
+         groups of their own"
     )]
     DifferingWindows {
         /// Index of the layer entry.
@@ -255,8 +258,8 @@ pub enum BindError {
     },
     /// A span does not divide the size.
     #[error(
-        "a chunk of {chunk} tokens is no multiple of the required alignment {alignment} (spans {spans:?}); use a \
-         multiple of {alignment}"
+        "a chunk of {chunk} tokens is no multiple of the required alignment {alignment} (spans {spans:?}); \
+         use a multiple of {alignment}"
     )]
     Misaligned {
         /// Offered chunk size in tokens.

@@ -1,11 +1,11 @@
 //! The layout fingerprint: everything that decides the order of bytes inside an object, in 32 bytes.
 //!
-//! Two workers may exchange pages exactly if their fingerprints are equal. Pages are opaque, so whatever makes an
-//! engine arrange bytes differently has to be an input here: kernel block size, attention backend, instruction set,
-//! layout tag, dtype, and whether a page was restored by a view.
+//! Two workers may exchange pages exactly if their fingerprints are equal. Pages are opaque, so whatever
+//! makes an engine arrange bytes differently has to be an input here: kernel block size, attention backend,
+//! instruction set, layout tag, dtype, and whether a page was restored by a view.
 
-/// Version of the order in which an object holds pages: block by block in token order, inside a block layer by
-/// layer in registered order, each page whole and unpadded.
+/// Version of the order in which an object holds pages: block by block in token order, inside a block layer
+/// by layer in registered order, each page whole and unpadded.
 pub const BYTE_ORDER_VERSION: u32 = 1;
 
 /// Domain separator and version of the fingerprint itself.

@@ -88,9 +88,13 @@ impl fmt::Display for GroupKind {
 
 /// The name is no kind of group this build knows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown kind {name:?}; known: {}", KINDS.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", "))]
+#[error("unknown kind {name:?}; known: {}", known_kinds())]
 pub struct UnknownKind {
     name: String,
+}
+
+fn known_kinds() -> String {
+    KINDS.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for GroupKind {
@@ -207,7 +211,8 @@ pub struct KvGroup {
     pub window: Option<u64>,
     /// False for scratch: no tokens of a prefix behind the blocks.
     pub prefix_cacheable: bool,
-    /// True where decode context parallelism shards the blocks, so that one id spans `block_size * dcp` tokens.
+    /// True where decode context parallelism shards the blocks, so that one id spans `block_size * dcp`
+    /// tokens.
     pub dcp_sharded: bool,
     /// Recurrent cache mode; none counts as [`RecurrentMode::None`], the engines' default.
     pub recurrent_mode: Option<RecurrentMode>,

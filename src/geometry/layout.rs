@@ -1,8 +1,8 @@
 //! Where every page of a group lies: the checked basis of copy plans.
 //!
-//! The groups of a worker overlay each other (a block id belongs to one group at a time), but inside a group no two
-//! pages may share a byte, and none may reach behind its storage. Checked once here, a copy plan needs no further
-//! bounds.
+//! The groups of a worker overlay each other (a block id belongs to one group at a time), but inside a group
+//! no two pages may share a byte, and none may reach behind its storage. Checked once here, a copy plan needs
+//! no further bounds.
 
 use super::view::{PageView, Plane, StorageId};
 
@@ -63,8 +63,8 @@ pub enum LayoutError {
     TooManyPieces,
     /// Pages reach behind their storage.
     #[error(
-        "layer {layer:?}: {blocks} blocks of {bytes} bytes, {block_stride} apart from offset {offset}, end behind the \
-         storage of {storage_bytes} bytes"
+        "layer {layer:?}: {blocks} blocks of {bytes} bytes, {block_stride} apart from offset {offset}, end \
+         behind the storage of {storage_bytes} bytes"
     )]
     OutsideStorage {
         /// Layer name.
@@ -92,8 +92,8 @@ pub enum LayoutError {
     },
     /// Pages of two layers share bytes.
     #[error(
-        "layers {first:?} (offset {first_offset}, stride {first_stride}) and {second:?} (offset {second_offset}, stride \
-         {second_stride}) overlap in storage {}", storage.0
+        "layers {first:?} (offset {first_offset}, stride {first_stride}) and {second:?} (offset \
+         {second_offset}, stride {second_stride}) overlap in storage {}", storage.0
     )]
     LayersOverlap {
         /// One layer.
@@ -159,7 +159,8 @@ impl GroupLayout {
         }
         check_apart(&named, num_blocks)?;
         let planes: Vec<Plane> = named.into_iter().map(|(_, plane)| plane).collect();
-        // Disjoint pieces inside 64-bit storages: only an absurd number of huge storages could overflow the sum.
+        // Disjoint pieces inside 64-bit storages: only an absurd number of huge storages could overflow the
+        // sum.
         let bytes_per_block = planes
             .iter()
             .fold(0_u64, |sum, plane| sum.saturating_add(plane.bytes));
@@ -257,8 +258,8 @@ fn check_apart(named: &[(&str, Plane)], blocks: u64) -> Result<(), LayoutError> 
     Ok(())
 }
 
-/// Pieces whose ranges meet, by offset. Where blocks are outermost they all lie within one stride and neighbours
-/// decide; anything else is compared pair by pair.
+/// Pieces whose ranges meet, by offset. Where blocks are outermost they all lie within one stride and
+/// neighbours decide; anything else is compared pair by pair.
 fn check_cluster(cluster: &[&(&str, Plane)], blocks: u64) -> Result<(), LayoutError> {
     let (first, last) = (&cluster[0].1, &cluster[cluster.len() - 1].1);
     let one_stride = cluster

@@ -125,9 +125,10 @@ pub(super) fn blocks_of(group: usize, tokens_per_block: u64, tokens: u64) -> Res
 
 /// Sorts the cacheable groups into object groups.
 ///
-/// All full-attention groups share one object, which comes first if there is any: a hit needs all of them over the
-/// whole prefix. Groups with the same window share one, and so do all recurrent groups, since a boundary can be
-/// resumed only with every state. The rest of the order is that of each object group's first member.
+/// All full-attention groups share one object, which comes first if there is any: a hit needs all of them
+/// over the whole prefix. Groups with the same window share one, and so do all recurrent groups, since a
+/// boundary can be resumed only with every state. The rest of the order is that of each object group's first
+/// member.
 pub fn object_groups(geometry: &ResolvedGeometry) -> Vec<ObjectGroup> {
     let mut found: Vec<ObjectGroup> = Vec::new();
     for (group, resolved) in geometry.groups().iter().enumerate() {

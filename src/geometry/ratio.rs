@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use num_integer::Integer;
 
-/// Tokens per stored state: 1 is the plain case, 4 stores one state for four tokens, 1/4 four states per token.
+/// Tokens per stored state: 1 is the plain case, 4 stores one state for four tokens, 1/4 four states per
+/// token.
 ///
 /// Always in lowest terms, so two equal ratios compare equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,16 +1,19 @@
 //! Segments of a reserved address range whose physical memory is committed later.
 //!
-//! An engine with an extensible KV cache reserves address space for the largest pool it could ever have, and commits
-//! physical memory to the first `n` blocks once it knows what is free. Physical memory comes in granules (2 MiB on
-//! CUDA), handed out in allocations; registering or exporting device memory works per allocation. So the planner
-//! answers where each segment must start for its committed range to lie in one allocation, without ever changing
-//! the number of blocks. Everything here is address arithmetic of one worker; a scheduler never sees it.
+//! An engine with an extensible KV cache reserves address space for the largest pool it could ever have, and
+//! commits physical memory to the first `n` blocks once it knows what is free. Physical memory comes in
+//! granules (2 MiB on CUDA), handed out in allocations; registering or exporting device memory works per
+//! allocation. So the planner answers where each segment must start for its committed range to lie in one
+//! allocation, without ever changing the number of blocks. Everything here is address arithmetic of one
+//! worker; a scheduler never sees it.
 
 mod commit;
+mod error;
 mod region;
 
 pub use commit::Commit;
-pub use region::{HeadSlices, MAX_SEGMENTS, SegmentError, SegmentInput, TensorPlacement};
+pub use error::SegmentError;
+pub use region::{HeadSlices, MAX_SEGMENTS, SegmentInput, TensorPlacement};
 
 use std::fmt;
 use std::str::FromStr;
@@ -57,10 +60,32 @@ impl Layout {
         matches!(self, Self::Blhnc | Self::Blnhc | Self::Bhlnc)
     }
 
-    /// One block of one layer is one contiguous page. Other layouts are planned, but their device memory is not
-    /// registered: no page could be exported as one range.
+    /// One block of one layer is one contiguous page. Other layouts are planned, but their device memory is
+    /// not registered: no page could be exported as one range.
     pub fn is_block_compact(self) -> bool {
         !matches!(self, Self::Lhbnc | Self::Bhlnc)
+    }
+}
+
+/// A layout whose device memory cannot be registered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "device memory in layout {layout} is not registered: a block of a layer is not one range of bytes; \
+     use LBHNC or BLHNC"
+)]
+pub struct NotBlockCompact {
+    /// The layout in question.
+    pub layout: Layout,
+}
+
+impl Layout {
+    /// Refuses to register device memory in a layout that is not block-compact.
+    pub fn require_block_compact(self) -> Result<(), NotBlockCompact> {
+        if self.is_block_compact() {
+            Ok(())
+        } else {
+            Err(NotBlockCompact { layout: self })
+        }
     }
 }
 
@@ -72,9 +97,13 @@ impl fmt::Display for Layout {
 
 /// The tag names no layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown layout {tag:?}; known: {}, NHD, HND", LAYOUTS.iter().map(|(_, tag)| *tag).collect::<Vec<_>>().join(", "))]
+#[error("unknown layout {tag:?}; known: {}, NHD, HND", known_tags())]
 pub struct UnknownLayout {
     tag: String,
+}
+
+fn known_tags() -> String {
+    LAYOUTS.iter().map(|(_, tag)| *tag).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for Layout {
@@ -134,8 +163,8 @@ pub struct SegmentPlan {
 }
 
 impl SegmentPlan {
-    /// Plans `input`. `registers_device_memory` is whether the engine exports this memory: only then does a segment
-    /// need an allocation of its own, so without it the padded placement is the plain one.
+    /// Plans `input`. `registers_device_memory` is whether the engine exports this memory: only then does a
+    /// segment need an allocation of its own, so without it the padded placement is the plain one.
     pub fn new(input: &SegmentInput, registers_device_memory: bool) -> Result<Self, SegmentError> {
         let segments = region::segments(input)?;
         let strides: Vec<u64> = segments.iter().map(|segment| segment.block_stride).collect();

@@ -215,7 +215,7 @@ fn all_refusals_come_in_one_error() {
         "group 0: cross-attention",
         "group 2: recurrent cache mode \"none\"",
         "group 3: layer entry 1 is full_attention in a mamba group",
-        "group 4: layer entry 1 needs a sliding window of 512 tokens but the group a sliding window of 1024 tokens",
+        "group 4: layer entry 1 needs a sliding window of 512 tokens but the group a sliding window of 1024",
         "group 4: layer entry 2 needs the whole prefix",
         "group 5: encoder-only",
         "group 6: recurrent cache mode \"none\"",
@@ -448,7 +448,9 @@ proptest! {
         prop_assert_eq!(plain.warnings(), other.warnings());
         let total = |bound: &BoundGeometry| bound.groups().iter().map(|g| g.object_bytes).sum::<u64>();
         prop_assert_eq!(total(&plain), total(&other));
-        let objects = |bound: &BoundGeometry| bound.objects().iter().map(|o| o.object_bytes(chunk).unwrap()).sum::<u64>();
+        let objects = |bound: &BoundGeometry| {
+            bound.objects().iter().map(|o| o.object_bytes(chunk).unwrap()).sum::<u64>()
+        };
         prop_assert_eq!(objects(&plain), total(&plain));
         prop_assert_eq!(objects(&other), total(&other));
     }
@@ -474,7 +476,8 @@ proptest! {
         dcp in any::<u64>(), block in any::<u64>(), page in any::<u64>(), count in any::<u64>(),
         ratio in (any::<u64>(), any::<u64>()), chunk in any::<u64>(), tokens in any::<u64>(),
     ) {
-        let spec = LayerSpec { tokens_per_state: Ratio::new(ratio.0, ratio.1), ..layers(count, page).remove(0) };
+        let tokens_per_state = Ratio::new(ratio.0, ratio.1);
+        let spec = LayerSpec { tokens_per_state, ..layers(count, page).remove(0) };
         if let Ok(resolved) = run(dcp, &[KvGroup::new(GroupKind::FullAttention, block, vec![spec])]) {
             let wide = u128::from(page) * u128::from(count);
             prop_assert_eq!(u128::from(resolved.groups()[0].bytes_per_block), wide);

@@ -1,13 +1,13 @@
 //! Page views: restoring "one block id is one page" on registered tensors.
 //!
-//! Copies address a page as *tensor start + block id x stride*. Engines with recurrent layers register tensors for
-//! which that is not so: attention kernels see smaller pages than the block table, and recurrent state comes as typed
-//! pieces of one padded page. A rule recognises such a tensor by its structure alone and describes the same bytes
-//! as whole pages; nothing is copied. The first rule that matches wins, and a tensor that none matches passes
-//! through, if its bytes add up.
+//! Copies address a page as *tensor start + block id x stride*. Engines with recurrent layers register
+//! tensors for which that is not so: attention kernels see smaller pages than the block table, and recurrent
+//! state comes as typed pieces of one padded page. A rule recognises such a tensor by its structure alone and
+//! describes the same bytes as whole pages; nothing is copied. The first rule that matches wins, and a tensor
+//! that none matches passes through, if its bytes add up.
 //!
-//! A view that a rule made is *opaque*: its dimensions address bytes and mean nothing else. Work that looks inside
-//! pages must ask [`PageView::require_content`] first.
+//! A view that a rule made is *opaque*: its dimensions address bytes and mean nothing else. Work that looks
+//! inside pages must ask [`PageView::require_content`] first.
 
 mod rules;
 mod runs;
@@ -38,8 +38,8 @@ pub struct TensorDesc {
     pub strides: Vec<u64>,
     /// Bytes of one element.
     pub itemsize: u64,
-    /// Which dimension counts blocks. Given by the engine's layout tag: at some sizes two layouts have the same
-    /// shape, so it cannot be guessed.
+    /// Which dimension counts blocks. Given by the engine's layout tag: at some sizes two layouts have the
+    /// same shape, so it cannot be guessed.
     pub block_dim: usize,
 }
 
@@ -179,8 +179,8 @@ pub enum ViewError {
     },
     /// Kernel pages do not tile a block.
     #[error(
-        "layer {layer:?} ({rule}): a page of {page} bytes and {block_size} tokens is no whole number of kernel pages of \
-         {kernel_page} bytes"
+        "layer {layer:?} ({rule}): a page of {page} bytes and {block_size} tokens is no whole number of \
+         kernel pages of {kernel_page} bytes"
     )]
     DoesNotFactor {
         /// Layer name.
@@ -281,8 +281,9 @@ impl Registry {
         Self { rules }
     }
 
-    /// The pages of a layer. Rules are consulted only for models with recurrent layers: everywhere else the block
-    /// table and the kernels agree, and a tensor that does not add up is an error, not something to edit.
+    /// The pages of a layer. Rules are consulted only for models with recurrent layers: everywhere else the
+    /// block table and the kernels agree, and a tensor that does not add up is an error, not something to
+    /// edit.
     pub fn view(&self, layer: &LayerTensors, model_has_recurrent: bool) -> Result<PageView, ViewError> {
         runs::check(layer)?;
         if model_has_recurrent && let Some(rule) = self.rules.iter().find(|rule| rule.matches(layer)) {

@@ -8,10 +8,10 @@ use super::object::ObjectKind;
 ///
 /// * Full attention reads the whole prefix.
 /// * A sliding window of `w` lets the token at position `p` attend to `p-w+1..=p`. The next token sits at
-///   `boundary` and brings its own KV, so `boundary-w+1..boundary` must be there: `w-1` tokens. Later tokens reach
-///   back less far.
-/// * Chunked local attention of `c` attends within `c`-aligned pieces, so it needs from the start of the piece that
-///   holds `boundary`; at a multiple of `c` it needs nothing.
+///   `boundary` and brings its own KV, so `boundary-w+1..boundary` must be there: `w-1` tokens. Later tokens
+///   reach back less far.
+/// * Chunked local attention of `c` attends within `c`-aligned pieces, so it needs from the start of the
+///   piece that holds `boundary`; at a multiple of `c` it needs nothing.
 /// * Recurrent state at the boundary replaces all tokens before it.
 pub fn first_needed_token(kind: ObjectKind, boundary: u64) -> u64 {
     match kind {
@@ -22,7 +22,8 @@ pub fn first_needed_token(kind: ObjectKind, boundary: u64) -> u64 {
     }
 }
 
-/// Most trailing chunks that a resume at a chunk boundary can need; nothing for full attention, which needs all.
+/// Most trailing chunks that a resume at a chunk boundary can need; nothing for full attention, which needs
+/// all.
 ///
 /// One snapshot, hence one chunk's object, for recurrent state.
 pub fn window_chunks(kind: ObjectKind, chunk: u64) -> Option<u64> {
@@ -78,13 +79,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn window_chunks_cover_every_boundary(window in 1..3000_u64, chunk in 1..700_u64, n in 0..20_u64, local in any::<bool>()) {
-            let kind = if local { ObjectKind::ChunkedLocal { tokens: window } } else { ObjectKind::Window { tokens: window } };
+        fn window_chunks_cover_every_boundary(
+            tokens in 1..3000_u64,
+            chunk in 1..700_u64,
+            n in 0..20_u64,
+            local in any::<bool>(),
+        ) {
+            let kind = if local { ObjectKind::ChunkedLocal { tokens } } else { ObjectKind::Window { tokens } };
             let boundary = n * chunk;
             let first = first_needed_token(kind, boundary);
             prop_assert!(first <= boundary);
-            // Reference: the positions that a token at `boundary` may attend to, found by the mask's definition.
-            let attends = |p: u64| if local { p / window == boundary / window } else { boundary < p + window };
+            // Reference: the positions that a token at `boundary` may attend to, found by the mask's
+            // definition.
+            let attends = |p: u64| {
+                if local { p / tokens == boundary / tokens } else { boundary < p + tokens }
+            };
             let wanted = (0..boundary).find(|&p| attends(p)).unwrap_or(boundary);
             prop_assert_eq!(first, wanted);
             let chunks = (boundary - first).div_ceil(chunk);

@@ -1,3 +1,59 @@
-//! The server: accept, sessions, dispatch, status.
+//! The server: one process that owns the pool, and the sockets that engines reach it by.
 //!
 //! May import everything up to `cache`.
+//!
+//! One thread runs the whole control plane ([`run`]); the only other one makes the pool's pages present. Without
+//! clients nothing wakes up. Every refusal is an answer with a code and numbers, and no peer can make the server
+//! wait: reads are bounded by the frame limits, replies by a queue.
+
+mod accept;
+mod answer;
+pub mod config;
+mod connection;
+mod convert;
+mod dispatch;
+pub mod listen;
+mod liveness;
+mod outbox;
+mod run;
+mod state;
+mod status;
+
+pub use config::{Config, Settings, SettingsError};
+pub use listen::ListenError;
+pub use run::run;
+
+use crate::cache::CoreError;
+use crate::control::{BindError, ControlError};
+use crate::shm::ShmError;
+
+/// Why a server did not start, or did not stop as it should.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// A setting that cannot be used.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The socket path cannot be had.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The cache could not be made.
+    #[error("{0}")]
+    Core(#[from] CoreError),
+    /// The control region could not be made.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The chunk size could not be set up.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A call about memory or this process failed.
+    #[error(transparent)]
+    Shm(#[from] ShmError),
+    /// The event loop could not be set up.
+    #[error("{what}: {source}")]
+    Runtime {
+        /// What was being done.
+        what: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}

@@ -157,20 +157,24 @@ mod tests {
         assert!(byte_is_locked(observer.as_fd(), 3).unwrap());
 
         let (reader, writer) = nix::unistd::pipe().unwrap();
+        let (started, start) = nix::unistd::pipe().unwrap();
         let before = process_generation();
-        // SAFETY: the child calls async-signal-safe functions only: read and _exit.
+        // SAFETY: the child calls async-signal-safe functions only: write, close, read and _exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let ok = handle.fd().is_none() && process_generation() == before + 1;
             let mut byte = [0u8; 1];
             // SAFETY: as above; the pipe's write end is closed first, so that the parent's close is seen.
             unsafe {
+                libc::write(start.as_raw_fd(), byte.as_ptr().cast(), 1);
                 libc::close(writer.as_raw_fd());
                 libc::read(reader.as_raw_fd(), byte.as_mut_ptr().cast(), 1);
                 libc::_exit(i32::from(!ok));
             }
         }
         assert!(child > 0);
+        // The handlers have run in the child once it writes; before that it may hold the copy for an instant.
+        assert_eq!(nix::unistd::read(&started, &mut [0]).unwrap(), 1);
         drop(handle); // the parent's last descriptor; the child is alive and waits
         let free = !byte_is_locked(observer.as_fd(), 3).unwrap();
         drop(writer);

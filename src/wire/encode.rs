@@ -68,6 +68,13 @@ impl Encoder {
         self.finished()
     }
 
+    /// Gives memory back that was needed for a frame of more than `max_bytes`.
+    pub fn trim(&mut self, max_bytes: usize) {
+        if self.builder.unfinished_data().len() > max_bytes {
+            self.builder = Builder::new();
+        }
+    }
+
     fn finished(&self) -> Result<&[u8], EncodeError> {
         let frame = self.builder.finished_data();
         let bytes = frame.len() - PREFIX_BYTES;

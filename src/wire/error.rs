@@ -8,33 +8,33 @@ use super::message::wire_enum;
 use super::{MAX_FRAME_BYTES, PROTOCOL_VERSION};
 
 wire_enum! {
-    /// The stable code of an error; docs/operations.md says what to do about each.
+    /// The stable code of an error. docs/operations.md lists the numbers that go with each, and what to do.
     ErrorCode: u16 {
         /// The server failed, not the request.
         Internal = 0,
-        /// Client and server speak different versions. Numbers: the client's, the server's.
+        /// Client and server speak different versions.
         ProtocolVersion = 1,
         /// The frame is not a valid message.
         Malformed = 2,
-        /// The frame is longer than allowed. Numbers: its length, the limit.
+        /// The frame is longer than allowed.
         FrameTooLarge = 3,
-        /// The server does not know this kind of request. Numbers: its union type.
+        /// The server does not know this kind of request.
         UnknownMessage = 4,
         /// The first frame is not a hello, or a second hello arrived.
         HelloExpected = 5,
-        /// Descriptors arrived where none may. Numbers: how many, the limit.
+        /// Descriptors arrived where none may.
         Descriptors = 6,
-        /// The peer's user may not connect. Numbers: the peer's uid, the server's.
+        /// The peer's user may not connect.
         PermissionDenied = 7,
-        /// More of something than allowed. Numbers: how many, the limit.
+        /// More of something than allowed.
         LimitExceeded = 8,
         /// No chunk size is in force yet.
         NotNegotiated = 9,
         /// An alignment that no chunk size follows from.
         InvalidAlignment = 10,
-        /// The chunk size does not suit the model. Numbers: the size, the alignment needed.
+        /// The chunk size does not suit the model.
         IncompatibleChunkSize = 11,
-        /// A part of the server could not take up the chunk size. Numbers: the size, the listener's position.
+        /// A part of the server could not take up the chunk size.
         BindingListenerFailed = 12,
         /// Spans that cannot be cached with the chunk size.
         InvalidSpans = 13,
@@ -42,17 +42,17 @@ wire_enum! {
         NotRegistered = 14,
         /// The registration contradicts another rank's or an earlier one.
         RegistrationConflict = 15,
-        /// An object group that does not exist or makes no sense. Numbers: the group.
+        /// An object group that does not exist or makes no sense.
         InvalidGroup = 16,
-        /// A part has another length than its registration gives. Numbers: its length, the expected one.
+        /// A part has another length than its registration gives.
         SizeMismatch = 17,
-        /// An extent is not in this client's grant. Numbers: frame, count.
+        /// An extent is not in this client's grant.
         ExtentNotGranted = 18,
-        /// An extent is empty, outside the pool or named twice. Numbers: frame, count.
+        /// An extent is empty, outside the pool or named twice.
         InvalidExtent = 19,
-        /// Not a pin of this connection. Numbers: the pin.
+        /// Not a pin of this connection.
         UnknownPin = 20,
-        /// An object that can never fit the pool. Numbers: its bytes, the pool's.
+        /// An object that can never fit the pool.
         ObjectTooLarge = 21,
         /// The client has not attached its slab.
         NotAttached = 22,
@@ -85,7 +85,7 @@ pub struct WireError {
     pub code: ErrorCode,
     /// One sentence with the numbers in it and what to do next.
     pub message: String,
-    /// The numbers again; their order is documented at the code.
+    /// The numbers again, in the order of docs/operations.md.
     pub numbers: Vec<u64>,
 }
 

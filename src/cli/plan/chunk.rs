@@ -108,7 +108,8 @@ pub(super) fn explain(spans: &[u64], alignment: u64, minimum: u64, chunk: u64) -
     let times = chunk / alignment;
     let _ = writeln!(
         text,
-        "chunk size          {chunk} tokens = {times} x {alignment}, the least multiple that reaches the minimum of {minimum}"
+        "chunk size          {chunk} tokens = {times} x {alignment}, the least multiple that reaches the \
+         minimum of {minimum}"
     );
     text
 }

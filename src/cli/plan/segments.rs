@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::input::{self, Fields};
 use super::{Answer, PlanError, number, read_input, table};
 use crate::geometry::segments::{
-    Commit, HeadSlices, Layout, Placement, SegmentError, SegmentInput, SegmentPlan, TensorPlacement,
+    Commit, HeadSlices, Layout, Placement, Segment, SegmentError, SegmentInput, SegmentPlan, TensorPlacement,
 };
 
 /// Most segments that the table for people lists.
@@ -115,7 +115,8 @@ fn read_tensor(value: &Value) -> Result<TensorPlacement, String> {
 
 fn to_json(plan: &SegmentPlan, commits: &[Commit]) -> Value {
     let segments = |placement: &Placement| -> Vec<Value> {
-        let entry = |segment: &crate::geometry::segments::Segment| json!({"offset": segment.offset, "block_stride": segment.block_stride});
+        let entry =
+            |segment: &Segment| json!({"offset": segment.offset, "block_stride": segment.block_stride});
         placement.segments.iter().map(entry).collect()
     };
     let commits = commits.iter().map(|commit| {
@@ -143,7 +144,8 @@ fn to_text(plan: &SegmentPlan, commits: &[Commit]) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
-        "{} with room for {} blocks: {count} segment{}, {} bytes of address space, {} padded to granules of {}",
+        "{} with room for {} blocks: {count} segment{}, {} bytes of address space, {} padded to granules of \
+         {}",
         plan.layout(),
         plan.blocks(),
         if count == 1 { "" } else { "s" },

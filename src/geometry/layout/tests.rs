@@ -105,6 +105,13 @@ fn overlaps_are_named() {
     for pair in apart {
         GroupLayout::new(&layers(&pair), 10).unwrap();
     }
+    // The third layer would meet the first if that had more blocks; the second links their ranges.
+    let linked = [
+        plane(1, 10_000, 0, 100, 50),
+        plane(1, 10_000, 550, 100, 50),
+        plane(1, 10_000, 1000, 100, 50),
+    ];
+    GroupLayout::new(&layers(&linked), 10).unwrap();
 }
 
 #[test]
@@ -156,7 +163,9 @@ proptest! {
         const BYTES: u64 = 256;
         let planes: Vec<Plane> = planes
             .into_iter()
-            .map(|(storage, offset, stride, bytes)| plane(storage, BYTES, offset, one_stride.unwrap_or(stride), bytes))
+            .map(|(storage, offset, stride, bytes)| {
+                plane(storage, BYTES, offset, one_stride.unwrap_or(stride), bytes)
+            })
             .collect();
         let mut covered = std::collections::HashSet::new();
         let mut legal = true;

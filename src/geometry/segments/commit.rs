@@ -21,7 +21,8 @@ pub(super) fn commit(plan: &SegmentPlan, blocks: u64) -> Commit {
     let blocks = blocks.min(plan.blocks());
     let (_, every_segment_one_chunk) = map(plan.plain(), blocks, plan.granule());
     let (granules, padded_every_segment_one_chunk) = map(plan.padded(), blocks, plan.granule());
-    // Planning proved that the segments of the whole capacity lie apart inside 64 bits, so neither sum overflows.
+    // Planning proved that the segments of the whole capacity lie apart inside 64 bits, so neither sum
+    // overflows.
     let nominal = |segment: &super::Segment| segment.block_stride * blocks;
     Commit {
         blocks,
@@ -34,9 +35,10 @@ pub(super) fn commit(plan: &SegmentPlan, blocks: u64) -> Commit {
 
 /// Granules that a fresh commit maps, and whether every segment's range lies in one allocation.
 ///
-/// Segments are committed by offset, and each commit turns every maximal run of its granules that are not mapped
-/// yet into one allocation. Segments lie apart, so a segment can only meet the last granule mapped so far: either
-/// its range is that granule, or it begins behind it, or it starts in it and goes on in an allocation of its own.
+/// Segments are committed by offset, and each commit turns every maximal run of its granules that are not
+/// mapped yet into one allocation. Segments lie apart, so a segment can only meet the last granule mapped so
+/// far: either its range is that granule, or it begins behind it, or it starts in it and goes on in an
+/// allocation of its own.
 fn map(placement: &Placement, blocks: u64, granule: u64) -> (u64, bool) {
     let mut mapped_end = 0_u64;
     let mut granules = 0_u64;

@@ -127,13 +127,16 @@ fn a_padded_placement_is_its_own_padding() {
 
 #[test]
 fn padded_head_slices_must_be_said() {
-    // Two heads of 8 x 4096 bytes. Dense, the layer stride tells; padded to granules it would look like 128 heads.
+    // Two heads of 8 x 4096 bytes. Dense, the layer stride tells; padded to granules it would look like 128
+    // heads.
     let slice = 8 * 4096;
     let dense = input("LHBNC", 8, 2 * 2 * slice, &[tensor(2, 0, 2 * slice, 4096)]);
     let plan = SegmentPlan::new(&dense, true).unwrap();
     assert_eq!(offsets(plan.plain()), [0, slice, 2 * slice, 3 * slice]);
     assert_eq!(offsets(plan.padded()), [0, GRANULE, 2 * GRANULE, 3 * GRANULE]);
-    assert!(!plan.layout().is_block_compact());
+    let refused = plan.layout().require_block_compact().unwrap_err();
+    assert!(refused.to_string().contains("layout LHBNC"), "{refused}");
+    assert_eq!(Layout::Blhnc.require_block_compact(), Ok(()));
 
     let heads = Some(HeadSlices {
         count: 2,
@@ -151,6 +154,15 @@ fn padded_head_slices_must_be_said() {
     assert!(matches!(
         SegmentPlan::new(&cut, true),
         Err(SegmentError::HeadsNotWhole { tensor: 0, .. })
+    ));
+    let heads = Some(HeadSlices {
+        count: 2,
+        stride: slice - 1,
+    });
+    let close = TensorPlacement { heads, ..said };
+    assert!(matches!(
+        SegmentPlan::new(&input("LHBNC", 8, 4 * GRANULE, &[close]), true),
+        Err(SegmentError::HeadsDoNotFit { count: 2, .. })
     ));
     let heads = Some(HeadSlices {
         count: 3,
@@ -356,11 +368,17 @@ proptest! {
     #[test]
     fn absurd_placements_are_errors_not_panics(
         fields in prop::collection::vec((0..9_u64, any::<u64>(), any::<u64>(), any::<u64>()), 1..3),
-        granule in any::<u64>(), blocks in any::<u64>(), total in any::<u64>(), layout in 0..6_usize, small in any::<bool>(),
+        granule in any::<u64>(),
+        blocks in any::<u64>(),
+        total in any::<u64>(),
+        layout in 0..6_usize,
+        small in any::<bool>(),
     ) {
         let shift = if small { 44 } else { 0 };
-        let tensors: Vec<TensorPlacement> =
-            fields.into_iter().map(|(n, offset, layer, block)| tensor(n, offset >> shift, layer >> shift, block >> shift)).collect();
+        let place = |(n, offset, layer, block): (u64, u64, u64, u64)| {
+            tensor(n, offset >> shift, layer >> shift, block >> shift)
+        };
+        let tensors: Vec<TensorPlacement> = fields.into_iter().map(place).collect();
         let input = SegmentInput {
             layout: LAYOUTS[layout].0,
             granule: granule >> shift,

@@ -180,6 +180,22 @@ fn recurrent_state_is_one_padded_page_per_block() {
 }
 
 #[test]
+fn recurrent_pieces_on_top_of_each_other_are_loud() {
+    let storage = Storage::new(4 * 160);
+    let conv = storage.tensor(0, &[4, 4, 8], &[80, 8, 1], 2, 0);
+    let state = storage.tensor(32, &[4, 2, 4], &[40, 4, 1], 4, 0);
+    let overlapping = layer(GroupKind::Mamba, 32, 4, 160, vec![conv, state]);
+    assert!(matches!(
+        view(&overlapping),
+        Err(ViewError::Bytes {
+            expected: 160,
+            found: 64,
+            ..
+        })
+    ));
+}
+
+#[test]
 fn recurrent_pages_inside_whole_blocks_keep_the_block_stride() {
     // Blocks outermost: this layer's page of 64 bytes lies at 128 in every block of 512.
     let storage = Storage::new(3 * 512);
@@ -204,6 +220,14 @@ fn recurrent_slices_are_one_plane_each() {
         [(0, 64, 64), (256, 32, 32)]
     );
     assert!(view.edited);
+    // With a single block the slices touch, and are still two.
+    let conv = storage.tensor(0, &[1, 4, 8], &dense(&[1, 4, 8]), 2, 0);
+    let state = storage.tensor(64, &[1, 4, 4], &dense(&[1, 4, 4]), 4, 0);
+    let single = layer(GroupKind::Mamba, 32, 1, 128, vec![conv, state]);
+    assert_eq!(
+        check_exact(&storage, &single, "recurrent-slices", 1).planes.len(),
+        2
+    );
     // A padded page whose padding is in no slice: the declared real bytes decide.
     let padded = LayerTensors {
         page_size_bytes: 128,
@@ -230,7 +254,8 @@ fn recurrent_slices_are_one_plane_each() {
 
 #[test]
 fn sub_paged_attention_in_its_layouts() {
-    // Three blocks of 32 tokens; the kernel's pages hold 8. Two heads of 4 elements of 2 bytes; keys and values.
+    // Three blocks of 32 tokens; the kernel's pages hold 8. Two heads of 4 elements of 2 bytes; keys and
+    // values.
     let (blocks, k, tokens, heads, head) = (3, 4, 8, 2, 4);
     let row = tokens * heads * head * 2;
     let page = 2 * row * k;

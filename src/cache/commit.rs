@@ -1,0 +1,446 @@
+//! Commits: checked whole, then applied item by item; an object is published with its last part.
+//!
+//! May import everything of this module. Protocol: docs/shm-layout.md, "publish".
+
+use super::api::{ClientId, CommitAnswer, CommitOutcome, CommitRequest, ObjectId, StoreItem};
+use super::core::{Core, RankRegistration};
+use super::error::CoreError;
+use super::evict::Later;
+use super::partials::PartialKey;
+use super::record::{RecordWords, incarnation};
+use super::registry::{Domain, DomainGroup};
+use crate::geometry::ObjectKind;
+use crate::pool::body::{self, MAX_PART_EXTENTS, PartBody, blocks_for};
+use crate::pool::{Extent, RecordState, count_frames, frames_for};
+
+/// An item whose numbers are right.
+struct Checked<'a> {
+    item: &'a StoreItem,
+    extents: &'a [Extent],
+    /// The frames hold this very part already: the commit is sent a second time.
+    retry: bool,
+}
+
+/// Who commits, and where.
+struct Context {
+    client: ClientId,
+    instance: [u8; 16],
+    commits: u64,
+    domain: u32,
+    chunk: u32,
+}
+
+/// Where an object hangs.
+enum Place {
+    Root,
+    Under { record: u32, beside: bool },
+    Missing,
+}
+
+impl Core {
+    /// Publishes what a step stored. An error refuses the whole commit and changes nothing.
+    ///
+    /// # Errors
+    /// [`CoreError::NotNegotiated`], [`CoreError::NotAttached`], [`CoreError::NotRegistered`],
+    /// [`CoreError::InvalidGroup`], [`CoreError::InvalidArgument`], [`CoreError::SizeMismatch`],
+    /// [`CoreError::InvalidExtent`], [`CoreError::ExtentNotGranted`].
+    pub fn commit(
+        &mut self,
+        client: ClientId,
+        request: &CommitRequest<'_>,
+    ) -> Result<CommitAnswer, CoreError> {
+        let chunk = self.bound_chunk()?;
+        let entry = self.attached(client)?;
+        let context = Context {
+            client,
+            instance: entry.info.engine_instance,
+            commits: entry.commits,
+            domain: self.registry.find(&request.domain_seed)?.0,
+            chunk,
+        };
+        let checked = self.check_commit(&context, request)?;
+        let mut outcomes = Vec::with_capacity(checked.len());
+        for item in &checked {
+            outcomes.push(self.store(&context, item)?);
+        }
+        for id in request.supersedes {
+            self.supersede(&context, id);
+        }
+        let entry = self.client_mut(client)?;
+        entry.commits += 1;
+        let missing = frames_for(request.credit_bytes).saturating_sub(entry.credit.frames());
+        let granted = self.grant_frames(client, missing)?;
+        Ok(CommitAnswer { outcomes, granted })
+    }
+
+    fn check_commit<'a>(
+        &self,
+        context: &Context,
+        request: &CommitRequest<'a>,
+    ) -> Result<Vec<Checked<'a>>, CoreError> {
+        let unknown = CoreError::NotRegistered {
+            what: "this client as a rank of the domain",
+        };
+        let registration = self.client(context.client)?.registration.as_ref();
+        let registration = registration
+            .filter(|r| r.domain == context.domain)
+            .ok_or(unknown)?;
+        let mut checked = Vec::with_capacity(request.items.len());
+        let mut named = Vec::new();
+        for item in request.items {
+            let first = item.first_extent as usize;
+            let extents = request.extents.get(first..first + item.extent_count as usize);
+            let extents = extents.ok_or(CoreError::InvalidArgument {
+                field: "first extent plus extent count",
+                value: first as u64 + u64::from(item.extent_count),
+                expected: "it must not exceed the number of extents in the commit",
+            })?;
+            self.check_item(context, registration, item, extents)?;
+            named.extend_from_slice(extents);
+            checked.push(Checked {
+                item,
+                extents,
+                retry: false,
+            });
+        }
+        self.check_runs(&named)?;
+        for entry in &mut checked {
+            entry.retry = self.holds_already(context, entry)?;
+            if !entry.retry {
+                for extent in entry.extents {
+                    self.check_granted(context.client, *extent)?;
+                }
+            }
+        }
+        Ok(checked)
+    }
+
+    /// Checks the numbers of an item against what the client has registered.
+    fn check_item(
+        &self,
+        context: &Context,
+        registration: &RankRegistration,
+        item: &StoreItem,
+        extents: &[Extent],
+    ) -> Result<(), CoreError> {
+        let domain = self.domain(context.domain)?;
+        let invalid = |field, value, expected| CoreError::InvalidGroup {
+            group: item.id.group,
+            field,
+            value,
+            expected,
+        };
+        let mine = registration.parts.iter().find(|(g, _)| *g == item.id.group);
+        let group = domain.group(item.id.group);
+        let (Some((_, part)), Some(group)) = (mine, group) else {
+            let number = item.id.group.into();
+            return Err(invalid(
+                "number",
+                number,
+                "it must be one that this rank has registered",
+            ));
+        };
+        if *part != item.part || !registration.stores {
+            let expected = "it must be the part that this rank has registered to store";
+            return Err(invalid("part", item.part.into(), expected));
+        }
+        let aligned = u64::from(item.tokens).is_multiple_of(domain.alignment);
+        if item.tokens == 0 || item.tokens > context.chunk || !aligned {
+            return Err(CoreError::InvalidArgument {
+                field: "tokens of an item",
+                value: item.tokens.into(),
+                expected: "it must be a multiple of the alignment, up to the chunk size",
+            });
+        }
+        let expected = if item.skipped {
+            Some(0)
+        } else {
+            group.part_bytes(item.part, item.tokens, domain.alignment)
+        };
+        let expected = expected.ok_or(CoreError::Broken {
+            what: "a registered part has no size",
+            a: item.id.group.into(),
+            b: item.part.into(),
+        })?;
+        let frames = count_frames(extents);
+        let bytes = if item.skipped { 0 } else { item.bytes };
+        if bytes != expected || frames != frames_for(expected) {
+            return Err(CoreError::SizeMismatch {
+                group: item.id.group,
+                part: item.part,
+                tokens: item.tokens.into(),
+                bytes,
+                frames,
+                expected,
+                expected_frames: frames_for(expected),
+            });
+        }
+        if extents.len() > MAX_PART_EXTENTS {
+            return Err(CoreError::LimitExceeded {
+                what: "extents of one part",
+                asked: extents.len() as u64,
+                limit: MAX_PART_EXTENTS as u64,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether exactly these runs are this part of the object, or of this engine's partial of it, already.
+    fn holds_already(&self, context: &Context, entry: &Checked<'_>) -> Result<bool, CoreError> {
+        let item = entry.item;
+        if item.skipped {
+            return Ok(false);
+        }
+        if let Some((record, _)) = self.live(context.domain, &item.id) {
+            let (parts, _) = self.pool.directory.body(record)?;
+            let part = parts.get(usize::from(item.part));
+            return Ok(part.is_some_and(|p| p.extents == entry.extents));
+        }
+        let partial = self.partials.get(&context.key(&item.id));
+        let part = partial.and_then(|p| p.parts.get(usize::from(item.part))?.as_ref());
+        Ok(part.is_some_and(|(body, _)| body.extents == entry.extents))
+    }
+
+    fn store(&mut self, context: &Context, entry: &Checked<'_>) -> Result<CommitOutcome, CoreError> {
+        let item = entry.item;
+        let key = context.key(&item.id);
+        let exists = self.index.reader().probe(&item.id).is_some();
+        if item.skipped {
+            return self.skip(context, item, exists);
+        }
+        if entry.retry {
+            return Ok(match (exists, self.partials.get(&key).is_some()) {
+                (true, _) => CommitOutcome::Published,
+                (false, true) => CommitOutcome::PartAccepted,
+                // An item before this one took its place in the index.
+                (false, false) => CommitOutcome::Dropped,
+            });
+        }
+        if exists {
+            return self.refuse(context, entry, CommitOutcome::Exists);
+        }
+        if self.partials.turned_away(&key, item.part) {
+            return self.refuse(context, entry, CommitOutcome::Skipped);
+        }
+        if let Some(partial) = self.partials.get(&key) {
+            let taken = partial
+                .parts
+                .get(usize::from(item.part))
+                .is_none_or(Option::is_some);
+            if taken || partial.tokens != item.tokens {
+                return self.refuse(context, entry, CommitOutcome::Exists);
+            }
+        } else if let Some(refusal) = self.open_partial(context, item)? {
+            return self.refuse(context, entry, refusal);
+        }
+        let Some(record) = self.partials.get(&key).map(|p| p.record) else {
+            return self.refuse(context, entry, CommitOutcome::Dropped);
+        };
+        self.take_credit(context.client, entry.extents)?;
+        self.pool.hold_for_partial(record, entry.extents);
+        let part = PartBody {
+            bytes: item.bytes,
+            extents: entry.extents.to_vec(),
+        };
+        if self.partials.add_part(&key, item.part, part, context.client) {
+            return self.publish(&key);
+        }
+        Ok(CommitOutcome::PartAccepted)
+    }
+
+    fn refuse(
+        &mut self,
+        context: &Context,
+        entry: &Checked<'_>,
+        outcome: CommitOutcome,
+    ) -> Result<CommitOutcome, CoreError> {
+        self.give_back(context.client, entry.extents)?;
+        Ok(outcome)
+    }
+
+    fn skip(
+        &mut self,
+        context: &Context,
+        item: &StoreItem,
+        exists: bool,
+    ) -> Result<CommitOutcome, CoreError> {
+        let key = context.key(&item.id);
+        if exists {
+            return Ok(CommitOutcome::Exists);
+        }
+        if self.partials.get(&key).is_some() {
+            self.end_partial(&key, Later::SkippedBy(item.part))?;
+        } else if !self.partials.turned_away(&key, item.part) {
+            let parts = self
+                .domain(context.domain)?
+                .group(item.id.group)
+                .map_or(1, |g| g.parts);
+            let seen = (0..parts).map(|p| p == item.part).collect();
+            self.partials.mark_ended(key, seen);
+        }
+        Ok(CommitOutcome::Skipped)
+    }
+
+    /// Begins an object. The outcome when it cannot be begun.
+    fn open_partial(
+        &mut self,
+        context: &Context,
+        item: &StoreItem,
+    ) -> Result<Option<CommitOutcome>, CoreError> {
+        let domain = self.domain(context.domain)?;
+        let Some(group) = domain.group(item.id.group) else {
+            return Ok(Some(CommitOutcome::Dropped));
+        };
+        let (bit, parts) = (group.bit, group.parts);
+        let (parent, beside) = match self.place(context, domain, group, item) {
+            Place::Root => (None, false),
+            Place::Under { record, beside } => (Some(record), beside),
+            Place::Missing => return Ok(Some(CommitOutcome::NoParent)),
+        };
+        let Some(record) = self.records.open(context.domain, bit, parent, beside) else {
+            return Ok(Some(CommitOutcome::Dropped));
+        };
+        self.registry.record_opened(context.domain);
+        // What a restart finds of an object that is not complete: its name, and frames that name it.
+        let words = RecordWords::encode(&item.id, item.tokens, 0, &[], &[]);
+        let parent = parent.map(|p| self.parent_words(p)).transpose()?;
+        self.pool.directory.write_record(record, &words.shared, parent)?;
+        self.pool.directory.set_state(record, RecordState::Partial);
+        let opened = (context.client, context.commits);
+        let key = context.key(&item.id);
+        self.partials.open(key, record, item.tokens, parts, opened);
+        Ok(None)
+    }
+
+    /// Where an object hangs: full attention under the chunk before, all others under the full-attention
+    /// object of their key. A state or window of a tail whose attention bytes were not stored (the full
+    /// chunk has them) hangs under the chunk before; without a full-attention group all are roots.
+    fn place(&self, context: &Context, domain: &Domain, group: &DomainGroup, item: &StoreItem) -> Place {
+        let under = |group: u16, beside: bool, tokens: u32, key| {
+            let id = ObjectId { key, group };
+            let live = self.live(context.domain, &id);
+            let found = live.or_else(|| {
+                let partial = self.partials.get(&context.key(&id))?;
+                Some((partial.record, partial.tokens))
+            });
+            match found.filter(|(_, t)| *t == tokens) {
+                Some((record, _)) => Place::Under { record, beside },
+                None => Place::Missing,
+            }
+        };
+        let before = |group: u16| match item.parent {
+            Some(parent) => under(group, false, context.chunk, parent),
+            None => Place::Root,
+        };
+        if group.kind == ObjectKind::Full {
+            return before(group.group);
+        }
+        let Some(anchor) = domain.anchor else {
+            return Place::Root;
+        };
+        match under(anchor, true, item.tokens, item.id.key) {
+            Place::Missing if item.tokens < context.chunk => before(anchor),
+            place => place,
+        }
+    }
+
+    /// Makes a complete object visible.
+    fn publish(&mut self, key: &PartialKey) -> Result<CommitOutcome, CoreError> {
+        let Some(partial) = self.partials.get(key) else {
+            return Ok(CommitOutcome::Dropped);
+        };
+        let (record, tokens) = (partial.record, partial.tokens);
+        let parts = partial.parts.iter().flatten();
+        let parts: Vec<PartBody> = parts.map(|(body, _)| body.clone()).collect();
+        let parent = self.records.get(record).parent;
+        if parent.is_some_and(|p| self.records.get(p).state != RecordState::Live) {
+            self.end_partial(key, Later::TurnedAway)?;
+            return Ok(CommitOutcome::NoParent);
+        }
+        let slot = loop {
+            match self.index.free_slot(&key.id) {
+                Ok(slot) => break Some(slot),
+                Err(occupants) => match self.records.first_of(&occupants) {
+                    Some(victim) => self.evict_one(victim)?,
+                    None => break None,
+                },
+            }
+        };
+        let blocks = self.chains.take_many(blocks_for(body::encode(&parts).len()));
+        let (Some(slot), Some(blocks)) = (slot, blocks) else {
+            self.end_partial(key, Later::TurnedAway)?;
+            self.counters.dropped_stores += 1;
+            return Ok(CommitOutcome::Dropped);
+        };
+        let number = incarnation(self.boot_seq, self.publications + 1).ok_or(CoreError::Broken {
+            what: "this boot has no incarnations left",
+            a: self.boot_seq,
+            b: self.publications,
+        })?;
+        self.publications += 1;
+        let words = RecordWords::encode(&key.id, tokens, number, &parts, &blocks);
+        let extents: Vec<Extent> = parts.iter().flat_map(|p| p.extents.iter().copied()).collect();
+        let parent = parent.map(|p| self.parent_words(p)).transpose()?;
+        let directory = &self.pool.directory;
+        directory.write_record(record, &words.shared, parent)?;
+        directory.write_chain(&words.body, &blocks)?;
+        directory.set_state(record, RecordState::Live);
+        self.pool.hold_for_object(record, &extents)?;
+        let epochs = &self.pool.epochs;
+        self.index
+            .publish(record, &words, &blocks, slot, || epochs.set(&extents, number))?;
+        self.partials.take(key);
+        self.records.publish(record, count_frames(&extents) as u32);
+        self.counters.stored_objects += 1;
+        self.counters.stored_bytes += parts.iter().map(|p| p.bytes).sum::<u64>();
+        self.end_rivals(&key.id, record)?;
+        Ok(CommitOutcome::Published)
+    }
+
+    /// Other engines' partials of an object that is complete now: their space returns, and what hangs under
+    /// them hangs under the object.
+    fn end_rivals(&mut self, id: &ObjectId, record: u32) -> Result<(), CoreError> {
+        for rival in self.partials.of_object(id) {
+            let Some(old) = self.partials.get(&rival).map(|p| p.record) else {
+                continue;
+            };
+            for key in self.partials_under(old) {
+                if let Some(child) = self.partials.get(&key).map(|p| p.record) {
+                    self.records.attach(child, Some(record));
+                }
+            }
+            self.end_partial(&rival, Later::Welcome)?;
+        }
+        Ok(())
+    }
+
+    /// Marks a tail that other objects have made needless. What is no tail is left alone.
+    fn supersede(&mut self, context: &Context, id: &ObjectId) {
+        if let Some((record, tokens)) = self.live(context.domain, id)
+            && tokens < context.chunk
+        {
+            self.records.supersede(record);
+        }
+    }
+
+    /// The live record of an object of a domain, and its tokens.
+    pub(super) fn live(&self, domain: u32, id: &ObjectId) -> Option<(u32, u32)> {
+        let view = self.index.reader().lookup(id)?;
+        (self.records.get(view.record).domain == domain).then_some((view.record, view.tokens))
+    }
+
+    pub(super) fn domain(&self, domain: u32) -> Result<&Domain, CoreError> {
+        self.registry
+            .get(domain)
+            .ok_or(CoreError::NotRegistered { what: "the domain" })
+    }
+}
+
+impl Context {
+    fn key(&self, id: &ObjectId) -> PartialKey {
+        PartialKey {
+            instance: self.instance,
+            id: *id,
+        }
+    }
+}

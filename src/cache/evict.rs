@@ -1,0 +1,269 @@
+//! Making space: which objects and partials go, and how their frames become free.
+//!
+//! May import everything of this module. Protocol: docs/shm-layout.md, "evict".
+//!
+//! A batch takes leaves, and those that become leaves by it. A reader's pin that is seen before costs
+//! nothing; one that is seen only after the object was taken out of the index keeps the object's frames, and
+//! those of everything it hangs under, in limbo until the pin is gone.
+
+use super::api::ObjectId;
+use super::core::Core;
+use super::error::CoreError;
+use super::partials::{Partial, PartialKey};
+use super::record::{WORD_KEY, WORD_SHAPE, key_of_words};
+use crate::pool::RecordState;
+use crate::sync::shared::{Ordering, fence};
+
+/// Objects that a batch takes when it can: the fence and the scan of all slabs are paid once for them.
+const BATCH: usize = 64;
+/// A batch that has freed this fraction of the pool is large enough with fewer objects.
+const BATCH_FRACTION: u64 = 32;
+/// A partial is stale when the client that began it has committed this often since: its engine works in
+/// step, so the missing ranks have passed it by.
+const STALE_COMMITS: u64 = 8;
+
+/// Whether parts of an ended partial that have yet to come are turned away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Later {
+    /// They begin the object anew.
+    Welcome,
+    /// They are turned away: the object would never be complete.
+    TurnedAway,
+    /// As before, and this part, which will not come, counts as having come.
+    SkippedBy(u16),
+}
+
+/// An object that is out of the index.
+struct Condemned {
+    record: u32,
+    parent: Option<u32>,
+}
+
+impl Core {
+    /// Tries to have `frames` frames that can be granted: stale partials go first, then objects, then the
+    /// other partials, the oldest first. Nothing goes while the prefault will yet bring free frames.
+    pub(super) fn make_space(&mut self, frames: u64) -> Result<(), CoreError> {
+        let prefaulting = !self.prefault_ended && self.pool.prefaulted_frames() < self.pool.frames();
+        if prefaulting {
+            return Ok(());
+        }
+        while self.pool.grantable() < frames {
+            if let Some(key) = self.oldest_partial(true) {
+                self.end_partial(&key, Later::TurnedAway)?;
+                continue;
+            }
+            let missing = frames - self.pool.grantable();
+            if self.evict_batch(missing)? > 0 {
+                continue;
+            }
+            match self.oldest_partial(false) {
+                Some(key) => self.end_partial(&key, Later::TurnedAway)?,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    fn oldest_partial(&self, stale: bool) -> Option<PartialKey> {
+        let is_stale = |partial: &Partial| {
+            let (client, commits) = partial.opened;
+            self.client(client)
+                .map_or(true, |c| c.commits - commits >= STALE_COMMITS)
+        };
+        let mut all = self.partials.iter();
+        all.find(|(_, partial)| !stale || is_stale(partial))
+            .map(|(key, _)| *key)
+    }
+
+    /// Evicts until `frames` frames are free again, and a whole batch if there is as much. Frames freed.
+    fn evict_batch(&mut self, frames: u64) -> Result<u64, CoreError> {
+        let total = self.pool.frames();
+        let records = &mut self.records;
+        self.slabs.drain_touched(total, |record| records.touch(record));
+        let pinned = self.slabs.pinned(total);
+        let enough = (u64::from(total) / BATCH_FRACTION).max(1);
+        let (mut condemned, mut spared, mut expected) = (Vec::new(), Vec::new(), 0);
+        while expected < frames || (condemned.len() < BATCH && expected < enough) {
+            let Some(victim) = self.records.next_victim() else {
+                break;
+            };
+            if pinned.contains(&victim) {
+                spared.push(victim);
+                continue;
+            }
+            expected += u64::from(self.records.get(victim).frames);
+            condemned.push(self.condemn(victim)?);
+        }
+        for record in spared {
+            self.records.spare(record);
+        }
+        self.retire(condemned)
+    }
+
+    /// Evicts one record, to make room in its bucket: should it go to limbo, its slot is free all the same.
+    pub(super) fn evict_one(&mut self, record: u32) -> Result<(), CoreError> {
+        let condemned = self.condemn(record)?;
+        self.retire(vec![condemned])?;
+        Ok(())
+    }
+
+    /// Takes an object out of the index and out of the tree.
+    fn condemn(&mut self, record: u32) -> Result<Condemned, CoreError> {
+        let id = self.id_of(record)?;
+        self.move_children_up(record, &id)?;
+        let parent = self.records.get(record).parent;
+        self.index.kill(record, &id);
+        self.records.to_limbo(record);
+        self.records.attach(record, None);
+        self.counters.evicted_objects += 1;
+        Ok(Condemned { record, parent })
+    }
+
+    /// Of a superseded tail: hangs the states and windows of its key under its parent.
+    fn move_children_up(&mut self, record: u32, id: &ObjectId) -> Result<(), CoreError> {
+        let entry = *self.records.get(record);
+        let mut below = entry.below;
+        while below != 0 {
+            let bit = below & below.wrapping_neg();
+            below &= !bit;
+            let child = self.registry.get(entry.domain).and_then(|domain| {
+                let group = domain.group_of_bit(bit)?.group;
+                let id = ObjectId { group, ..*id };
+                self.index.reader().probe(&id)
+            });
+            let child = child.ok_or(CoreError::Broken {
+                what: "a record names a child that is not in the index",
+                a: record.into(),
+                b: bit,
+            })?;
+            self.records.move_up(child, entry.parent);
+            let parent = entry.parent.map(|p| self.parent_words(p)).transpose()?;
+            self.pool.directory.set_parent(child, parent)?;
+        }
+        Ok(())
+    }
+
+    /// The second half of a batch: what no reader holds becomes free. Children come before parents.
+    fn retire(&mut self, condemned: Vec<Condemned>) -> Result<u64, CoreError> {
+        // Pairs with the fence of a reader between its pin and its look at the record.
+        fence(Ordering::SeqCst);
+        let pinned = self.slabs.pinned(self.pool.frames());
+        let mut freed = 0;
+        for Condemned { record, parent } in condemned {
+            if pinned.contains(&record) || self.records.get(record).children > 0 {
+                self.pool.directory.set_state(record, RecordState::Limbo);
+                self.records.attach(record, parent);
+                self.limbo.insert(record);
+            } else {
+                freed += self.free_object(record)?;
+            }
+        }
+        // Those of earlier batches; one that goes may let the one go that it hangs under.
+        loop {
+            let may_go = |r: &u32| !pinned.contains(r) && self.records.get(*r).children == 0;
+            let Some(record) = self.limbo.iter().copied().find(may_go) else {
+                return Ok(freed);
+            };
+            self.limbo.remove(&record);
+            freed += self.free_object(record)?;
+        }
+    }
+
+    /// Frees the frames of an object that is out of the index and that nobody reads. Frames freed.
+    fn free_object(&mut self, record: u32) -> Result<u64, CoreError> {
+        let (parts, blocks) = self.pool.directory.body(record)?;
+        let frames = self.records.get(record).frames.into();
+        for part in &parts {
+            self.pool.epochs.set(&part.extents, 0);
+        }
+        self.pool.directory.set_state(record, RecordState::Free);
+        for part in &parts {
+            self.pool.free_used(&part.extents)?;
+        }
+        for block in blocks {
+            self.chains.put(block);
+        }
+        self.close_record(record);
+        Ok(frames)
+    }
+
+    /// Ends a partial and everything that hangs under it: their frames are free again.
+    pub(super) fn end_partial(&mut self, key: &PartialKey, later: Later) -> Result<(), CoreError> {
+        let mut doomed = vec![*key];
+        let mut at = 0;
+        while let Some(key) = doomed.get(at) {
+            at += 1;
+            let Some(record) = self.partials.get(key).map(|p| p.record) else {
+                continue;
+            };
+            doomed.extend(self.partials_under(record));
+        }
+        // Children before parents.
+        for ended in doomed.into_iter().rev() {
+            let Some(partial) = self.partials.take(&ended) else {
+                continue;
+            };
+            self.pool.directory.set_state(partial.record, RecordState::Free);
+            self.pool.free_granted(&partial.extents())?;
+            self.close_record(partial.record);
+            self.counters.ended_partials += 1;
+            let mut seen: Vec<bool> = partial.parts.iter().map(Option::is_some).collect();
+            match later {
+                Later::Welcome => continue,
+                Later::SkippedBy(part) if ended == *key => seen[usize::from(part)] = true,
+                Later::SkippedBy(_) | Later::TurnedAway => {}
+            }
+            self.partials.mark_ended(ended, seen);
+        }
+        Ok(())
+    }
+
+    /// The partials that hang under a record.
+    pub(super) fn partials_under(&self, record: u32) -> Vec<PartialKey> {
+        if self.records.get(record).children == 0 {
+            return Vec::new();
+        }
+        let under = |partial: &Partial| self.records.get(partial.record).parent == Some(record);
+        let all = self.partials.iter();
+        all.filter(|(_, p)| under(p)).map(|(key, _)| *key).collect()
+    }
+
+    /// Drops every unpinned object and all partials. Returns how many objects went.
+    ///
+    /// # Errors
+    /// [`CoreError::Pool`] when the books are wrong.
+    pub fn clear(&mut self) -> Result<u64, CoreError> {
+        let keys: Vec<PartialKey> = self.partials.iter().map(|(key, _)| *key).collect();
+        for key in keys {
+            self.end_partial(&key, Later::TurnedAway)?;
+        }
+        let before = self.counters.evicted_objects;
+        self.evict_batch(u64::MAX)?;
+        Ok(self.counters.evicted_objects - before)
+    }
+
+    pub(super) fn close_record(&mut self, record: u32) {
+        let domain = self.records.get(record).domain;
+        self.records.close(record);
+        self.registry.record_closed(domain);
+    }
+
+    /// The object that a record holds.
+    pub(super) fn id_of(&self, record: u32) -> Result<ObjectId, CoreError> {
+        let words = self.pool.directory.shared_words(record)?;
+        let mut key = [0; 4];
+        key.copy_from_slice(&words[WORD_KEY..WORD_SHAPE]);
+        Ok(ObjectId {
+            key: key_of_words(key),
+            group: words[WORD_SHAPE] as u16,
+        })
+    }
+
+    /// What a directory record says of its parent.
+    pub(super) fn parent_words(&self, parent: u32) -> Result<(u32, [u64; 4]), CoreError> {
+        let words = self.pool.directory.shared_words(parent)?;
+        let mut key = [0; 4];
+        key.copy_from_slice(&words[WORD_KEY..WORD_SHAPE]);
+        Ok((parent, key))
+    }
+}

@@ -1,0 +1,261 @@
+//! Which prefix can be served, and from which objects: pure functions over what is present.
+//!
+//! May import `geometry` and this module's `registry`.
+//!
+//! A boundary is the end of a full chunk or of a named tail. A boundary can be served when every object
+//! group has what a resume there needs. Attention and window groups may use the front of any object whose
+//! tokens are all in the prompt; a state serves only its exact end.
+
+use super::registry::DomainGroup;
+use crate::geometry::ObjectKind;
+use crate::geometry::window::first_needed_token;
+
+/// Rounds of planning before a lookup whose objects keep vanishing is a miss.
+pub(super) const MAX_ROUNDS: usize = 3;
+
+/// A tail of the prompt and the groups that have an object of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TailPresence {
+    /// Its chunk.
+    pub(super) chunk: u32,
+    /// Its tokens.
+    pub(super) tokens: u32,
+    /// Bits of the groups.
+    pub(super) groups: u64,
+}
+
+/// What is there of a prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Presence {
+    /// Bits of the groups that have an object of each full chunk. Chunks behind the end have none.
+    pub(super) chunks: Vec<u64>,
+    /// The tails, in the order in which the request names them.
+    pub(super) tails: Vec<TailPresence>,
+}
+
+/// The numbers of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// The bound chunk size.
+    pub(super) chunk_size: u64,
+    /// The prefix is at most this long.
+    pub(super) max_tokens: u64,
+    /// Tokens that need not be loaded.
+    pub(super) local_tokens: u64,
+}
+
+/// Where bytes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// The object of a full chunk.
+    Chunk(u32),
+    /// The object of the tail with this place in the request.
+    Tail(u32),
+}
+
+/// One object to load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Load {
+    /// Place of the group in the domain's list.
+    pub(super) group: usize,
+    /// The object.
+    pub(super) source: Source,
+}
+
+/// A prefix and what to load for it, group by group in order, each in token order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Length of the prefix.
+    pub(super) hit_tokens: u64,
+    /// What to load.
+    pub(super) loads: Vec<Load>,
+}
+
+/// The longest prefix that all groups can serve.
+pub(super) fn plan(groups: &[DomainGroup], presence: &Presence, limits: &Limits) -> Plan {
+    let view = View::new(presence, limits);
+    let cover: Vec<u64> = groups.iter().map(|g| view.cover(g)).collect();
+    // Full attention bounds the prefix whatever else is there.
+    let full = groups
+        .iter()
+        .zip(&cover)
+        .filter(|(g, _)| g.kind == ObjectKind::Full);
+    let longest = full
+        .map(|(_, c)| *c)
+        .min()
+        .unwrap_or(u64::MAX)
+        .min(limits.max_tokens);
+    for boundary in view.boundaries(longest) {
+        if groups.iter().all(|g| view.serves(g, boundary)) {
+            return Plan {
+                hit_tokens: boundary,
+                loads: view.loads(groups, boundary),
+            };
+        }
+    }
+    Plan::default()
+}
+
+/// Per group, tokens up to which every object from token 0 on is there, a tail at the end included.
+pub(super) fn present_tokens(groups: &[DomainGroup], presence: &Presence, limits: &Limits) -> Vec<u64> {
+    let view = View::new(presence, limits);
+    groups.iter().map(|g| view.cover(g)).collect()
+}
+
+/// Plans, and finds every object of the plan again. What is not found any more is taken out of `presence`
+/// and the plan is made anew, a few times; then it is a miss. The plan and the records of its loads.
+pub(super) fn settle(
+    groups: &[DomainGroup],
+    presence: &mut Presence,
+    limits: &Limits,
+    mut find: impl FnMut(&Load) -> Option<u32>,
+) -> (Plan, Vec<u32>) {
+    for _ in 0..MAX_ROUNDS {
+        let plan = plan(groups, presence, limits);
+        let found: Vec<Option<u32>> = plan.loads.iter().map(&mut find).collect();
+        if let Some(records) = found.iter().copied().collect::<Option<Vec<u32>>>() {
+            return (plan, records);
+        }
+        for (load, _) in plan.loads.iter().zip(&found).filter(|(_, f)| f.is_none()) {
+            let gone = !groups[load.group].bit;
+            match load.source {
+                Source::Chunk(chunk) => presence.chunks[chunk as usize] &= gone,
+                Source::Tail(tail) => presence.tails[tail as usize].groups &= gone,
+            }
+        }
+    }
+    (Plan::default(), Vec::new())
+}
+
+struct View<'a> {
+    presence: &'a Presence,
+    limits: &'a Limits,
+    /// Places of the tails by chunk, then by length.
+    tails: Vec<u32>,
+}
+
+impl<'a> View<'a> {
+    fn new(presence: &'a Presence, limits: &'a Limits) -> Self {
+        let mut tails: Vec<u32> = (0..presence.tails.len() as u32).collect();
+        tails.sort_by_key(|t| {
+            let tail = presence.tails[*t as usize];
+            (tail.chunk, tail.tokens)
+        });
+        Self {
+            presence,
+            limits,
+            tails,
+        }
+    }
+
+    /// The tails of a chunk, the shortest first.
+    fn tails_of(&self, chunk: u64) -> impl DoubleEndedIterator<Item = (u32, TailPresence)> + '_ {
+        let at = |t: &u32| self.presence.tails[*t as usize];
+        let from = self.tails.partition_point(|t| u64::from(at(t).chunk) < chunk);
+        let here = self.tails[from..]
+            .iter()
+            .take_while(move |t| u64::from(at(t).chunk) == chunk);
+        here.map(move |t| (*t, at(t))).collect::<Vec<_>>().into_iter()
+    }
+
+    fn has_chunk(&self, chunk: u64, bit: u64) -> bool {
+        self.presence
+            .chunks
+            .get(chunk as usize)
+            .is_some_and(|groups| groups & bit != 0)
+    }
+
+    /// Tokens up to which every object from 0 on is there.
+    fn cover(&self, group: &DomainGroup) -> u64 {
+        let chunks = self.presence.chunks.iter();
+        let full = chunks.take_while(|groups| *groups & group.bit != 0).count() as u64;
+        let mut tails = self.tails_of(full).rev();
+        let tail = tails.find(|(_, t)| t.groups & group.bit != 0);
+        full * self.limits.chunk_size + tail.map_or(0, |(_, t)| t.tokens.into())
+    }
+
+    /// All boundaries up to `longest`, the longest first.
+    fn boundaries(&self, longest: u64) -> Vec<u64> {
+        let size = self.limits.chunk_size;
+        let chunks = (1..=self.presence.chunks.len() as u64).map(|end| end * size);
+        let tails = self.presence.tails.iter();
+        let tails = tails.map(|t| u64::from(t.chunk) * size + u64::from(t.tokens));
+        let mut all: Vec<u64> = chunks.chain(tails).filter(|b| *b <= longest).collect();
+        all.sort_unstable_by(|a, b| b.cmp(a));
+        all.dedup();
+        all
+    }
+
+    fn serves(&self, group: &DomainGroup, boundary: u64) -> bool {
+        match group.kind {
+            ObjectKind::Full => boundary <= self.cover(group),
+            ObjectKind::Recurrent => self.state(group.bit, boundary).is_some(),
+            kind => {
+                let needed = first_needed_token(kind, boundary);
+                self.pieces(needed, boundary)
+                    .all(|(chunk, tokens)| self.front(group.bit, chunk, tokens).is_some())
+            }
+        }
+    }
+
+    /// The chunks that hold tokens `from..to`, each with the tokens of it that are needed from its start.
+    fn pieces(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let size = self.limits.chunk_size;
+        let chunks = if from < to {
+            from / size..to.div_ceil(size)
+        } else {
+            0..0
+        };
+        chunks.map(move |chunk| (chunk, size.min(to - chunk * size)))
+    }
+
+    /// An object that has the first `tokens` tokens of a chunk: the full chunk, else the shortest tail.
+    fn front(&self, bit: u64, chunk: u64, tokens: u64) -> Option<Source> {
+        if self.has_chunk(chunk, bit) {
+            return Some(Source::Chunk(chunk as u32));
+        }
+        self.tails_of(chunk)
+            .find(|(_, t)| u64::from(t.tokens) >= tokens && t.groups & bit != 0)
+            .map(|(at, _)| Source::Tail(at))
+    }
+
+    /// The state at exactly `boundary`.
+    fn state(&self, bit: u64, boundary: u64) -> Option<Source> {
+        let (chunk, tokens) = (
+            boundary / self.limits.chunk_size,
+            boundary % self.limits.chunk_size,
+        );
+        if tokens == 0 {
+            let chunk = chunk.checked_sub(1)?;
+            return self.has_chunk(chunk, bit).then_some(Source::Chunk(chunk as u32));
+        }
+        self.tails_of(chunk)
+            .find(|(_, t)| u64::from(t.tokens) == tokens && t.groups & bit != 0)
+            .map(|(at, _)| Source::Tail(at))
+    }
+
+    fn loads(&self, groups: &[DomainGroup], boundary: u64) -> Vec<Load> {
+        let mut loads = Vec::new();
+        let local = self.limits.local_tokens;
+        if boundary <= local {
+            return loads; // the engine has all of it, its states too
+        }
+        for (at, group) in groups.iter().enumerate() {
+            let mut add =
+                |source: Option<Source>| loads.extend(source.map(|source| Load { group: at, source }));
+            if group.kind == ObjectKind::Recurrent {
+                add(self.state(group.bit, boundary));
+                continue;
+            }
+            let from = first_needed_token(group.kind, boundary).max(local);
+            for (chunk, tokens) in self.pieces(from, boundary) {
+                add(self.front(group.bit, chunk, tokens));
+            }
+        }
+        loads
+    }
+}
+
+#[cfg(test)]
+#[path = "lookup_tests.rs"]
+mod tests;

@@ -1,0 +1,150 @@
+//! Records: how one object is written down in the index and in the directory.
+//!
+//! May import `keys`, `pool`. Layout: docs/shm-layout.md, "Index region".
+
+use super::ObjectId;
+use crate::keys::ChunkKey;
+use crate::pool::body::{self, INLINE_WORDS, PartBody};
+use crate::pool::directory::SHARED_WORDS;
+
+/// Meta of a record whose fields are being written, or were never.
+pub const META_UNSTABLE: u64 = 0;
+/// Meta of a record that is no longer an object.
+pub const META_DEAD: u64 = 1;
+/// Bits of an incarnation that count publications.
+pub const COUNTER_BITS: u32 = 44;
+
+/// Index of the meta word in a record.
+pub const WORD_META: usize = 0;
+/// Index of the first of four key words.
+pub const WORD_KEY: usize = 1;
+/// Index of the shape word.
+pub const WORD_SHAPE: usize = 5;
+/// Index of the word of bytes of all parts.
+pub const WORD_BYTES: usize = 6;
+/// Index of the body word.
+pub const WORD_BODY: usize = 7;
+
+/// The incarnation of a boot's `counter`-th publication. `None` when the counter has run out.
+pub fn incarnation(boot_seq: u64, counter: u64) -> Option<u64> {
+    (counter > 0 && counter < 1 << COUNTER_BITS).then_some(boot_seq << COUNTER_BITS | counter)
+}
+
+/// The four words of a key.
+pub fn key_words(key: &ChunkKey) -> [u64; 4] {
+    let bytes = key.as_bytes();
+    std::array::from_fn(|i| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[i * 8..i * 8 + 8]);
+        u64::from_le_bytes(word)
+    })
+}
+
+/// The key of four words.
+pub fn key_of_words(words: [u64; 4]) -> ChunkKey {
+    let mut bytes = [0; 32];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    ChunkKey::from_bytes(bytes)
+}
+
+/// Everything that a record says of an object, ready to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordWords {
+    /// The words that index and directory share.
+    pub shared: [u64; SHARED_WORDS],
+    /// All body words, those in `shared` too.
+    pub body: Vec<u64>,
+}
+
+impl RecordWords {
+    /// Encodes an object whose body needs the given chain blocks.
+    pub fn encode(id: &ObjectId, tokens: u32, incarnation: u64, parts: &[PartBody], blocks: &[u32]) -> Self {
+        let body = body::encode(parts);
+        debug_assert_eq!(body::blocks_for(body.len()), blocks.len());
+        let mut shared = [0; SHARED_WORDS];
+        shared[WORD_META] = incarnation;
+        shared[WORD_KEY..WORD_SHAPE].copy_from_slice(&key_words(&id.key));
+        shared[WORD_SHAPE] = u64::from(tokens) << 32 | (parts.len() as u64) << 16 | u64::from(id.group);
+        shared[WORD_BYTES] = parts.iter().map(|p| p.bytes).sum();
+        shared[WORD_BODY] = blocks.first().map_or(0, |b| u64::from(*b) + 1) << 32 | body.len() as u64;
+        let inline = body.len().min(INLINE_WORDS);
+        shared[8..8 + inline].copy_from_slice(&body[..inline]);
+        Self { shared, body }
+    }
+}
+
+/// A record as a reader found it: all fields belong to one incarnation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordView {
+    /// Number of the record.
+    pub record: u32,
+    /// Its incarnation.
+    pub incarnation: u64,
+    /// Tokens of the object.
+    pub tokens: u32,
+    /// Parts of the object.
+    pub parts: u16,
+    /// Bytes of all parts.
+    pub bytes: u64,
+    pub(super) body: u64,
+    pub(super) inline: [u64; INLINE_WORDS],
+}
+
+impl RecordView {
+    /// Reads the words of a record that belongs to `id`; `None` when it belongs to another.
+    pub(super) fn decode(record: u32, words: &[u64; SHARED_WORDS], id: &ObjectId) -> Option<Self> {
+        let shape = words[WORD_SHAPE];
+        let same = words[WORD_KEY..WORD_SHAPE] == key_words(&id.key) && shape as u16 == id.group;
+        let mut inline = [0; INLINE_WORDS];
+        inline.copy_from_slice(&words[8..]);
+        same.then_some(Self {
+            record,
+            incarnation: words[WORD_META],
+            tokens: (shape >> 32) as u32,
+            parts: (shape >> 16) as u16,
+            bytes: words[WORD_BYTES],
+            body: words[WORD_BODY],
+            inline,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::Extent;
+
+    #[test]
+    fn the_record_of_the_layout_page() {
+        let id = ObjectId {
+            key: ChunkKey::from_bytes(std::array::from_fn(|i| i as u8)),
+            group: 0x0102,
+        };
+        let parts = [PartBody {
+            bytes: 70_000,
+            extents: vec![Extent::new(5, 1), Extent::new(9, 1)],
+        }];
+        let words = RecordWords::encode(&id, 256, incarnation(3, 9).unwrap(), &parts, &[]);
+        assert_eq!(words.shared[0], 3 << 44 | 9);
+        assert_eq!(words.shared[1], 0x0706_0504_0302_0100);
+        assert_eq!(words.shared[5], 256 << 32 | 1 << 16 | 0x0102);
+        assert_eq!(
+            words.shared[6..11],
+            [70_000, 3, 70_000 << 16 | 2, 5 << 32 | 1, 9 << 32 | 1]
+        );
+        let view = RecordView::decode(4, &words.shared, &id).unwrap();
+        assert_eq!((view.tokens, view.parts, view.bytes), (256, 1, 70_000));
+        assert_eq!(key_of_words(key_words(&id.key)), id.key);
+        let other = ObjectId { group: 1, ..id };
+        assert!(RecordView::decode(4, &words.shared, &other).is_none());
+    }
+
+    #[test]
+    fn incarnations_are_never_zero_one_or_reused() {
+        assert_eq!(incarnation(1, 0), None);
+        assert_eq!(incarnation(1, 1 << 44), None);
+        assert_eq!(incarnation(1, 1), Some((1 << 44) + 1));
+    }
+}

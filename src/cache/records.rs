@@ -1,0 +1,250 @@
+//! What the server knows of each record beyond the shared words: its tree, its pins, whether it may go.
+//!
+//! May import `pool` and this module's `policy`.
+//!
+//! Records form trees: a full-attention object hangs under the one of the chunk before, a window or a
+//! state under the full-attention object of its chunk. Only leaves go.
+
+use super::policy::{EvictionPolicy, Lru};
+use crate::pool::RecordState;
+use crate::pool::body::NumberPool;
+
+/// One record in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    /// Same as in the directory.
+    pub(super) state: RecordState,
+    /// Domain number.
+    pub(super) domain: u32,
+    /// The record that it hangs under.
+    pub(super) parent: Option<u32>,
+    /// Records that hang under it: live, limbo and partial ones.
+    pub(super) children: u32,
+    /// Pins of the request form.
+    pub(super) pins: u32,
+    /// Frames of the object.
+    pub(super) frames: u32,
+    /// Bit of its group in its domain.
+    pub(super) bit: u64,
+    /// Groups that have a live object of the same key under it.
+    pub(super) below: u64,
+    /// Whether it is one of `below` of its parent.
+    pub(super) beside: bool,
+    /// Superseded.
+    pub(super) superseded: bool,
+}
+
+/// All records in use.
+#[derive(Debug)]
+pub(super) struct Records {
+    numbers: NumberPool,
+    /// Grows as numbers come into use; an entry of a free number has the state `Free`.
+    all: Vec<Record>,
+    policy: Box<dyn EvictionPolicy>,
+    live: u64,
+    pinned_frames: u64,
+}
+
+const UNUSED: Record = Record {
+    state: RecordState::Free,
+    domain: 0,
+    parent: None,
+    children: 0,
+    pins: 0,
+    frames: 0,
+    bit: 0,
+    below: 0,
+    beside: false,
+    superseded: false,
+};
+
+impl Records {
+    /// Room for `total` records, none in use.
+    pub(super) fn new(total: u32) -> Self {
+        Self {
+            numbers: NumberPool::new(total),
+            all: Vec::new(),
+            policy: Box::new(Lru::default()),
+            live: 0,
+            pinned_frames: 0,
+        }
+    }
+
+    /// A record by its number; one that is not in use is `Free`.
+    pub(super) fn get(&self, record: u32) -> &Record {
+        self.all.get(record as usize).unwrap_or(&UNUSED)
+    }
+
+    fn get_mut(&mut self, record: u32) -> &mut Record {
+        &mut self.all[record as usize]
+    }
+
+    /// Visible objects.
+    pub(super) fn live(&self) -> u64 {
+        self.live
+    }
+
+    /// Frames of objects with pins of the request form.
+    pub(super) fn pinned_frames(&self) -> u64 {
+        self.pinned_frames
+    }
+
+    /// Takes a number for an incomplete object under `parent`.
+    pub(super) fn open(&mut self, domain: u32, bit: u64, parent: Option<u32>, beside: bool) -> Option<u32> {
+        let record = self.numbers.take()?;
+        if record as usize >= self.all.len() {
+            self.all.resize(record as usize + 1, UNUSED);
+        }
+        *self.get_mut(record) = Record {
+            state: RecordState::Partial,
+            domain,
+            bit,
+            beside,
+            ..UNUSED
+        };
+        self.attach(record, parent);
+        Some(record)
+    }
+
+    /// The object is complete and visible.
+    pub(super) fn publish(&mut self, record: u32, frames: u32) {
+        let entry = self.get_mut(record);
+        entry.state = RecordState::Live;
+        entry.frames = frames;
+        let (bit, parent) = (entry.bit, entry.parent.filter(|_| entry.beside));
+        if let Some(parent) = parent {
+            self.get_mut(parent).below |= bit;
+        }
+        self.live += 1;
+        self.policy.stored(record);
+        self.refresh(record);
+    }
+
+    /// The object is out of the index; it keeps its number and its place in the tree.
+    pub(super) fn to_limbo(&mut self, record: u32) {
+        let entry = *self.get(record);
+        if entry.state == RecordState::Live {
+            self.live -= 1;
+        }
+        if let Some(parent) = entry.parent.filter(|_| entry.beside) {
+            self.get_mut(parent).below &= !entry.bit;
+        }
+        let entry = self.get_mut(record);
+        entry.state = RecordState::Limbo;
+        entry.beside = false;
+        self.policy.removed(record);
+    }
+
+    /// The number is free again. A live record goes through [`Records::to_limbo`] first.
+    pub(super) fn close(&mut self, record: u32) {
+        self.attach(record, None);
+        *self.get_mut(record) = UNUSED;
+        self.numbers.put(record);
+    }
+
+    /// Hangs a record under another one, or under none.
+    pub(super) fn attach(&mut self, record: u32, parent: Option<u32>) {
+        let entry = self.get_mut(record);
+        let old = std::mem::replace(&mut entry.parent, parent);
+        if let Some(parent) = parent {
+            self.get_mut(parent).children += 1;
+            self.refresh(parent);
+        }
+        if let Some(old) = old {
+            self.get_mut(old).children -= 1;
+            self.refresh(old);
+        }
+    }
+
+    /// Hangs a live record under another one whose key is not its own.
+    pub(super) fn move_up(&mut self, record: u32, parent: Option<u32>) {
+        let entry = *self.get(record);
+        if let Some(old) = entry.parent.filter(|_| entry.beside) {
+            self.get_mut(old).below &= !entry.bit;
+        }
+        self.get_mut(record).beside = false;
+        self.attach(record, parent);
+    }
+
+    /// One more pin.
+    pub(super) fn pin(&mut self, record: u32) {
+        let entry = self.get_mut(record);
+        entry.pins += 1;
+        if entry.pins == 1 {
+            self.pinned_frames += u64::from(self.get(record).frames);
+            self.refresh(record);
+        }
+    }
+
+    /// One pin less.
+    pub(super) fn unpin(&mut self, record: u32) {
+        let entry = self.get_mut(record);
+        debug_assert!(entry.pins > 0);
+        entry.pins -= 1;
+        if entry.pins == 0 {
+            self.pinned_frames -= u64::from(self.get(record).frames);
+            self.refresh(record);
+        }
+    }
+
+    /// A reader has used it.
+    pub(super) fn touch(&mut self, record: u32) {
+        if self.get(record).state == RecordState::Live {
+            self.policy.touched(record);
+        }
+    }
+
+    /// It goes before all that are not superseded.
+    pub(super) fn supersede(&mut self, record: u32) {
+        self.get_mut(record).superseded = true;
+        self.policy.superseded(record);
+        self.refresh(record);
+    }
+
+    /// The next record to go. It stays live until the caller says otherwise.
+    pub(super) fn next_victim(&mut self) -> Option<u32> {
+        self.policy.next()
+    }
+
+    /// A victim that stays after all, since a reader holds it.
+    pub(super) fn spare(&mut self, record: u32) {
+        self.policy.touched(record);
+        self.refresh(record);
+    }
+
+    /// Of some records the one that would go first.
+    pub(super) fn first_of(&self, records: &[u32]) -> Option<u32> {
+        let ranked = records
+            .iter()
+            .filter_map(|&r| self.policy.rank(r).map(|rank| (rank, r)));
+        ranked.min().map(|(_, record)| record)
+    }
+
+    /// Records in use.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Record)> + '_ {
+        let used = |(_, r): &(usize, &Record)| r.state != RecordState::Free;
+        self.all
+            .iter()
+            .enumerate()
+            .filter(used)
+            .map(|(i, r)| (i as u32, r))
+    }
+
+    /// Whether the policy may name it, for the audit.
+    pub(super) fn is_candidate(&self, record: u32) -> bool {
+        self.policy.rank(record).is_some()
+    }
+
+    /// Whether it may go: a live, unpinned leaf. A superseded tail may also go when all that hangs under
+    /// it can be hung under its parent, for a state stays useful without the attention bytes of its tail.
+    pub(super) fn may_go(&self, record: u32) -> bool {
+        let entry = self.get(record);
+        let movable = entry.superseded && entry.children == entry.below.count_ones();
+        entry.state == RecordState::Live && entry.pins == 0 && (entry.children == 0 || movable)
+    }
+
+    fn refresh(&mut self, record: u32) {
+        let yes = self.may_go(record);
+        self.policy.evictable(record, yes);
+    }
+}

@@ -1,0 +1,346 @@
+//! Domains: which object groups exist, how many parts they have, how large each is.
+//!
+//! May import `geometry`, `keys`, `pool` and this module's `api` and `error`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::{CoreError, GroupRegistration, Registration};
+use crate::geometry::ObjectKind;
+use crate::keys::ChunkKey;
+use crate::pool::body::MAX_PART_BYTES;
+use crate::pool::{FRAME_BYTES, frames_for};
+
+/// Object groups of one domain: each has a bit of a word.
+pub const MAX_GROUPS: usize = 64;
+/// Parts of one object.
+pub const MAX_PARTS: u16 = 1024;
+/// Domains at a time.
+pub const MAX_DOMAINS: usize = 1024;
+
+/// One object group of a domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct DomainGroup {
+    /// Its number.
+    pub(super) group: u16,
+    /// Its kind.
+    pub(super) kind: ObjectKind,
+    /// Parts of an object.
+    pub(super) parts: u16,
+    /// Bytes per alignment (or per state) of each part that some rank has registered.
+    pub(super) unit_bytes: BTreeMap<u16, u64>,
+    /// Its bit.
+    pub(super) bit: u64,
+}
+
+impl DomainGroup {
+    /// Bytes of a part of an object of `tokens` tokens. `None` for a part that nobody has registered.
+    pub(super) fn part_bytes(&self, part: u16, tokens: u32, alignment: u64) -> Option<u64> {
+        let unit = *self.unit_bytes.get(&part)?;
+        match self.kind {
+            ObjectKind::Recurrent => Some(unit),
+            _ => unit.checked_mul(u64::from(tokens) / alignment),
+        }
+    }
+}
+
+/// What makes objects comparable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Domain {
+    /// Seed of its keys.
+    pub(super) seed: ChunkKey,
+    /// Tokens that every boundary is a multiple of.
+    pub(super) alignment: u64,
+    /// Object groups in ascending order.
+    pub(super) groups: Vec<DomainGroup>,
+    /// Number of the full-attention group whose records carry those of the other groups: the first one
+    /// that was registered.
+    pub(super) anchor: Option<u16>,
+    world_size: u32,
+    ranks: BTreeSet<u32>,
+    registrations: usize,
+    records: u64,
+}
+
+impl Domain {
+    /// Whether all ranks have registered at some time, so that no mandatory group is unknown.
+    pub(super) fn is_complete(&self) -> bool {
+        self.ranks.len() >= self.world_size as usize
+    }
+
+    /// A group by its number.
+    pub(super) fn group(&self, group: u16) -> Option<&DomainGroup> {
+        let at = self.groups.binary_search_by_key(&group, |g| g.group).ok()?;
+        self.groups.get(at)
+    }
+
+    /// The anchor group.
+    pub(super) fn anchor(&self) -> Option<&DomainGroup> {
+        self.group(self.anchor?)
+    }
+
+    /// The group that has a bit.
+    pub(super) fn group_of_bit(&self, bit: u64) -> Option<&DomainGroup> {
+        self.groups.iter().find(|g| g.bit == bit)
+    }
+}
+
+/// All domains. A domain is kept while a rank is registered in it or one of its objects exists.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    domains: Vec<Option<Domain>>,
+    by_seed: HashMap<ChunkKey, u32>,
+}
+
+impl Registry {
+    /// Registers a rank. Checks everything before it changes anything.
+    ///
+    /// # Errors
+    /// [`CoreError::InvalidGroup`], [`CoreError::InvalidArgument`], [`CoreError::RegistrationConflict`],
+    /// [`CoreError::ObjectTooLarge`], [`CoreError::LimitExceeded`].
+    pub(super) fn register(
+        &mut self,
+        r: &Registration,
+        chunk: u32,
+        pool_frames: u32,
+    ) -> Result<u32, CoreError> {
+        check_numbers(r, chunk)?;
+        let known = self.by_seed.get(&r.domain_seed).copied();
+        let old = known.and_then(|at| self.domains[at as usize].as_ref());
+        let mut domain = old.cloned().unwrap_or_else(|| Domain {
+            seed: r.domain_seed,
+            alignment: r.required_alignment,
+            groups: Vec::new(),
+            anchor: None,
+            world_size: r.world_size,
+            ranks: BTreeSet::new(),
+            registrations: 0,
+            records: 0,
+        });
+        check_same(0, "required alignment", domain.alignment, r.required_alignment)?;
+        check_same(
+            0,
+            "number of ranks",
+            domain.world_size.into(),
+            r.world_size.into(),
+        )?;
+        for group in &r.groups {
+            merge_group(&mut domain, group)?;
+        }
+        check_fits(&domain, chunk, pool_frames)?;
+        domain.ranks.insert(r.rank);
+        domain.registrations += 1;
+        let at = match known {
+            Some(at) => at,
+            None => self.free_place()?,
+        };
+        self.by_seed.insert(r.domain_seed, at);
+        self.domains[at as usize] = Some(domain);
+        Ok(at)
+    }
+
+    /// A rank is gone. Its layout stays while objects of it may exist.
+    pub(super) fn unregister(&mut self, domain: u32) {
+        self.change(domain, |d| d.registrations -= 1);
+    }
+
+    /// A record of the domain has come into use.
+    pub(super) fn record_opened(&mut self, domain: u32) {
+        self.change(domain, |d| d.records += 1);
+    }
+
+    /// A record of the domain is free again.
+    pub(super) fn record_closed(&mut self, domain: u32) {
+        self.change(domain, |d| d.records -= 1);
+    }
+
+    /// The domain of a seed.
+    ///
+    /// # Errors
+    /// [`CoreError::NotRegistered`].
+    pub(super) fn find(&self, seed: &ChunkKey) -> Result<(u32, &Domain), CoreError> {
+        let found = self
+            .by_seed
+            .get(seed)
+            .and_then(|at| Some((*at, self.domains[*at as usize].as_ref()?)));
+        found.ok_or(CoreError::NotRegistered { what: "the domain" })
+    }
+
+    /// A domain by its number.
+    pub(super) fn get(&self, domain: u32) -> Option<&Domain> {
+        self.domains.get(domain as usize)?.as_ref()
+    }
+
+    /// Domains known.
+    pub(super) fn len(&self) -> usize {
+        self.by_seed.len()
+    }
+
+    fn change(&mut self, domain: u32, change: impl FnOnce(&mut Domain)) {
+        let place = &mut self.domains[domain as usize];
+        let Some(entry) = place else { return };
+        change(entry);
+        if entry.registrations == 0 && entry.records == 0 {
+            self.by_seed.remove(&entry.seed);
+            *place = None;
+        }
+    }
+
+    fn free_place(&mut self) -> Result<u32, CoreError> {
+        if let Some(at) = self.domains.iter().position(Option::is_none) {
+            return Ok(at as u32);
+        }
+        if self.domains.len() >= MAX_DOMAINS {
+            return Err(CoreError::LimitExceeded {
+                what: "domains",
+                asked: MAX_DOMAINS as u64 + 1,
+                limit: MAX_DOMAINS as u64,
+            });
+        }
+        self.domains.push(None);
+        Ok(self.domains.len() as u32 - 1)
+    }
+}
+
+fn check_numbers(r: &Registration, chunk: u32) -> Result<(), CoreError> {
+    let argument = |field, value, expected| CoreError::InvalidArgument {
+        field,
+        value,
+        expected,
+    };
+    let alignment = r.required_alignment;
+    if alignment == 0 || !u64::from(chunk).is_multiple_of(alignment) {
+        let expected = "it must divide the bound chunk size and not be 0";
+        return Err(argument("required alignment", alignment, expected));
+    }
+    if r.world_size == 0 || u32::from(MAX_PARTS) < r.world_size {
+        return Err(argument(
+            "number of ranks",
+            r.world_size.into(),
+            "it must be 1 to 1024",
+        ));
+    }
+    if r.groups.len() > MAX_GROUPS {
+        return Err(CoreError::LimitExceeded {
+            what: "object groups",
+            asked: r.groups.len() as u64,
+            limit: MAX_GROUPS as u64,
+        });
+    }
+    let mut seen = BTreeSet::new();
+    for g in &r.groups {
+        let invalid = |field, value, expected| CoreError::InvalidGroup {
+            group: g.group,
+            field,
+            value,
+            expected,
+        };
+        if !seen.insert(g.group) {
+            return Err(invalid("number", g.group.into(), "each group is registered once"));
+        }
+        if g.parts == 0 || g.parts > MAX_PARTS {
+            return Err(invalid("number of parts", g.parts.into(), "it must be 1 to 1024"));
+        }
+        if g.part >= g.parts {
+            return Err(invalid(
+                "part",
+                g.part.into(),
+                "it must be less than the number of parts",
+            ));
+        }
+        if let ObjectKind::Window { tokens: 0 } | ObjectKind::ChunkedLocal { tokens: 0 } = g.kind {
+            return Err(invalid("window", 0, "it must be at least 1 token"));
+        }
+        let units = u64::from(chunk) / alignment;
+        let bytes = g.unit_bytes.checked_mul(units);
+        if g.unit_bytes == 0 || bytes.is_none_or(|b| b > MAX_PART_BYTES) {
+            let expected = "a chunk of it must have 1 to 2^48 - 1 bytes";
+            return Err(invalid("unit bytes", g.unit_bytes, expected));
+        }
+    }
+    Ok(())
+}
+
+fn check_same(group: u16, field: &'static str, registered: u64, offered: u64) -> Result<(), CoreError> {
+    if registered == offered {
+        return Ok(());
+    }
+    Err(CoreError::RegistrationConflict {
+        group,
+        field,
+        registered,
+        offered,
+    })
+}
+
+fn merge_group(domain: &mut Domain, offered: &GroupRegistration) -> Result<(), CoreError> {
+    let number = offered.group;
+    let at = match domain.groups.binary_search_by_key(&number, |g| g.group) {
+        Ok(at) => at,
+        Err(at) => {
+            if domain.groups.len() >= MAX_GROUPS {
+                return Err(CoreError::LimitExceeded {
+                    what: "object groups",
+                    asked: MAX_GROUPS as u64 + 1,
+                    limit: MAX_GROUPS as u64,
+                });
+            }
+            let group = DomainGroup {
+                group: number,
+                kind: offered.kind,
+                parts: offered.parts,
+                unit_bytes: BTreeMap::new(),
+                bit: 1 << domain.groups.len(),
+            };
+            domain.groups.insert(at, group);
+            if domain.anchor.is_none() && offered.kind == ObjectKind::Full {
+                domain.anchor = Some(number);
+            }
+            at
+        }
+    };
+    let group = &mut domain.groups[at];
+    let (old, new) = (kind_numbers(group.kind), kind_numbers(offered.kind));
+    check_same(number, "kind", old.0, new.0)?;
+    check_same(number, "window", old.1, new.1)?;
+    check_same(
+        number,
+        "number of parts",
+        group.parts.into(),
+        offered.parts.into(),
+    )?;
+    let unit = *group.unit_bytes.entry(offered.part).or_insert(offered.unit_bytes);
+    check_same(number, "unit bytes", unit, offered.unit_bytes)
+}
+
+/// The kind's number in the schema, and its window.
+fn kind_numbers(kind: ObjectKind) -> (u64, u64) {
+    match kind {
+        ObjectKind::Full => (0, 0),
+        ObjectKind::Window { tokens } => (1, tokens),
+        ObjectKind::ChunkedLocal { tokens } => (2, tokens),
+        ObjectKind::Recurrent => (3, 0),
+    }
+}
+
+/// One chunk of each group, as far as its parts are known, must fit in the empty pool.
+fn check_fits(domain: &Domain, chunk: u32, pool_frames: u32) -> Result<(), CoreError> {
+    for group in &domain.groups {
+        let parts = group.unit_bytes.keys();
+        let frames: u64 = parts
+            .filter_map(|part| group.part_bytes(*part, chunk, domain.alignment))
+            .map(frames_for)
+            .sum();
+        if frames > pool_frames.into() {
+            return Err(CoreError::ObjectTooLarge {
+                group: group.group,
+                bytes: frames * FRAME_BYTES,
+                pool: u64::from(pool_frames) * FRAME_BYTES,
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "registry_tests.rs"]
+mod tests;

@@ -1,0 +1,131 @@
+use super::*;
+use crate::cache::PayloadPath;
+
+fn group(group: u16, kind: ObjectKind) -> GroupRegistration {
+    GroupRegistration {
+        group,
+        kind,
+        parts: 2,
+        part: 0,
+        unit_bytes: 1000,
+    }
+}
+
+fn registration() -> Registration {
+    Registration {
+        domain_seed: ChunkKey::from_bytes([1; 32]),
+        rank: 0,
+        world_size: 2,
+        required_alignment: 16,
+        groups: vec![
+            group(1, ObjectKind::Window { tokens: 100 }),
+            group(0, ObjectKind::Full),
+        ],
+        payload_path: PayloadPath::ShmDirect,
+        stores: true,
+    }
+}
+
+fn with(change: impl FnOnce(&mut Registration)) -> Registration {
+    let mut r = registration();
+    change(&mut r);
+    r
+}
+
+#[test]
+fn ranks_make_a_domain_together() {
+    let mut registry = Registry::default();
+    let at = registry.register(&registration(), 256, 1000).unwrap();
+    let (_, domain) = registry.find(&registration().domain_seed).unwrap();
+    assert!(!domain.is_complete());
+    assert_eq!(domain.anchor, Some(0));
+    assert_eq!(domain.group(0).unwrap().part_bytes(0, 256, 16), Some(16_000));
+    assert_eq!(domain.group(0).unwrap().part_bytes(1, 256, 16), None);
+    let other = with(|r| {
+        r.rank = 1;
+        r.groups[0].part = 1;
+        r.groups[1].part = 1;
+        r.groups[1].unit_bytes = 2000; // another rank may hold more layers
+    });
+    assert_eq!(registry.register(&other, 256, 1000).unwrap(), at);
+    let (_, domain) = registry.find(&registration().domain_seed).unwrap();
+    assert!(domain.is_complete());
+    assert_eq!(domain.group(0).unwrap().part_bytes(1, 32, 16), Some(4000));
+}
+
+#[test]
+fn conflicts_name_the_field_and_change_nothing() {
+    let mut registry = Registry::default();
+    registry.register(&registration(), 256, 1000).unwrap();
+    let before = registry.get(0).cloned();
+    let cases: [(&str, Registration); 6] = [
+        ("required alignment", with(|r| r.required_alignment = 32)),
+        ("number of ranks", with(|r| r.world_size = 1)),
+        ("unit bytes", with(|r| r.groups[0].unit_bytes = 1001)),
+        (
+            "window",
+            with(|r| r.groups[0].kind = ObjectKind::Window { tokens: 99 }),
+        ),
+        ("kind", with(|r| r.groups[1].kind = ObjectKind::Recurrent)),
+        ("number of parts", with(|r| r.groups[0].parts = 3)),
+    ];
+    for (expected, bad) in cases {
+        match registry.register(&bad, 256, 1000) {
+            Err(CoreError::RegistrationConflict { field, .. }) => assert_eq!(field, expected),
+            other => panic!("{expected}: {other:?}"),
+        }
+        assert_eq!(registry.get(0).cloned(), before);
+    }
+}
+
+#[test]
+fn senseless_numbers_are_refused() {
+    let mut registry = Registry::default();
+    let cases = [
+        with(|r| r.required_alignment = 0),
+        with(|r| r.required_alignment = 48),
+        with(|r| r.world_size = 0),
+        with(|r| r.groups[0].parts = 0),
+        with(|r| r.groups[0].part = 2),
+        with(|r| r.groups[0].unit_bytes = 0),
+        with(|r| r.groups[0].unit_bytes = u64::MAX),
+        with(|r| r.groups[0].kind = ObjectKind::Window { tokens: 0 }),
+        with(|r| r.groups[1].group = 1),
+        with(|r| r.groups = (0..65).map(|g| group(g, ObjectKind::Full)).collect()),
+    ];
+    for bad in cases {
+        assert!(registry.register(&bad, 256, 1000).is_err(), "{bad:?}");
+        assert_eq!(registry.len(), 0);
+    }
+    // 16 units of 1000 bytes take one frame; with units of 5000 they take two.
+    let large = with(|r| r.groups[1].unit_bytes = 5000);
+    assert!(matches!(
+        registry.register(&large, 256, 1),
+        Err(CoreError::ObjectTooLarge {
+            group: 0,
+            bytes: 131_072,
+            pool: 65_536
+        })
+    ));
+}
+
+#[test]
+fn a_layout_stays_while_its_objects_may_exist() {
+    let mut registry = Registry::default();
+    let at = registry.register(&registration(), 256, 1000).unwrap();
+    registry.record_opened(at);
+    registry.unregister(at);
+    assert!(
+        registry
+            .register(&with(|r| r.groups[0].unit_bytes = 7), 256, 1000)
+            .is_err()
+    );
+    registry.record_closed(at);
+    assert!(matches!(
+        registry.find(&registration().domain_seed),
+        Err(CoreError::NotRegistered { .. })
+    ));
+    registry
+        .register(&with(|r| r.groups[0].unit_bytes = 7), 256, 1000)
+        .unwrap();
+}

@@ -1,0 +1,276 @@
+//! Pin slabs and lock bytes: what clients hold without sending a message.
+//!
+//! May import `shm`, `sync` and this module's `api`. Layout: docs/shm-layout.md, "Pin arena".
+//!
+//! Clients write their slabs at any time. Each word is copied once and checked before it is used: whatever
+//! a client writes, it can keep objects from going, never damage them.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::{ClientCounters, SLABS};
+use crate::shm::lock::byte_is_locked;
+use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
+use crate::sync::shared::Ordering;
+
+/// Bytes of a slab.
+pub const SLAB_BYTES: usize = 65536;
+/// Offset of the pin high-water mark.
+pub const SLAB_HIGH_WATER: usize = 64;
+/// Offset of the touched-log cursor.
+pub const SLAB_CURSOR: usize = 128;
+/// Offset of the client's statistics.
+pub const SLAB_STATS: usize = 192;
+/// Offset of the pin words.
+pub const SLAB_PINS: usize = 4096;
+/// Number of pin words.
+pub const PIN_WORDS: usize = 4096;
+/// Offset of the touched log.
+pub const SLAB_TOUCHED: usize = 36864;
+/// Entries of the touched log.
+pub const TOUCHED_WORDS: usize = 3584;
+
+const STATS: usize = 8;
+const _: () = assert!(SLAB_PINS + PIN_WORDS * 8 == SLAB_TOUCHED);
+const _: () = assert!(SLAB_TOUCHED + TOUCHED_WORDS * 8 == SLAB_BYTES);
+
+/// The arena and the liveness file.
+#[derive(Debug)]
+pub struct Slabs {
+    arena: Memfd,
+    mapping: Mapping<ReadWrite>,
+    liveness: Memfd,
+    /// Of each slab in use, how far its touched log has been read.
+    open: Vec<Option<u64>>,
+    nonces: u64,
+}
+
+impl Slabs {
+    /// All slabs free.
+    ///
+    /// # Errors
+    /// [`ShmError`] when memory cannot be had.
+    pub fn create() -> Result<Self, ShmError> {
+        let arena = Memfd::create("slabs", (SLABS * SLAB_BYTES) as u64, OwnerAccess::ReadWrite)?;
+        let mapping = arena.map()?;
+        arena.seal_seals()?;
+        let liveness = Memfd::create("liveness", SLABS as u64, OwnerAccess::ReadWrite)?;
+        liveness.seal_seals()?;
+        Ok(Self {
+            arena,
+            mapping,
+            liveness,
+            open: vec![None; SLABS],
+            nonces: 0,
+        })
+    }
+
+    /// Takes the first free slab; its number and its nonce.
+    pub fn open(&mut self) -> Option<(u16, u64)> {
+        let slab = self.open.iter().position(Option::is_none)?;
+        self.open[slab] = Some(0);
+        self.nonces += 1;
+        self.store(slab, 0, self.nonces);
+        Some((slab as u16, self.nonces))
+    }
+
+    /// Wipes the slab of a dead client and frees it.
+    pub fn close(&mut self, slab: u16) {
+        let slab = slab.into();
+        // All pin words, not only those below the mark: the client may have written any.
+        let mut words = vec![0; PIN_WORDS];
+        self.load(slab, SLAB_PINS, &mut words);
+        for (i, _) in words.iter().enumerate().filter(|(_, w)| **w != 0) {
+            self.store(slab, SLAB_PINS + i * 8, 0);
+        }
+        for offset in [SLAB_HIGH_WATER, SLAB_CURSOR] {
+            self.store(slab, offset, 0);
+        }
+        for i in 0..STATS {
+            self.store(slab, SLAB_STATS + i * 8, 0);
+        }
+        self.store(slab, 0, 0);
+        self.open[slab] = None;
+    }
+
+    /// Whether a living process holds the lock byte of a slab.
+    ///
+    /// # Errors
+    /// [`ShmError`] when the kernel does not say.
+    pub fn is_locked(&self, slab: u16) -> Result<bool, ShmError> {
+        byte_is_locked(self.liveness.as_fd(), slab.into())
+    }
+
+    /// The records that slabs pin now: each word copied once, those that name no record dropped.
+    pub fn pinned(&self, records: u32) -> HashSet<u32> {
+        let mut pinned = HashSet::new();
+        let mut words = Vec::new();
+        for slab in self.open_slabs() {
+            let high = self.word(slab, SLAB_HIGH_WATER).min(PIN_WORDS as u64) as usize;
+            words.resize(high, 0);
+            self.load(slab, SLAB_PINS, &mut words);
+            pinned.extend(words.iter().filter_map(|w| record_of(*w, records)));
+        }
+        pinned
+    }
+
+    /// Reads what clients have logged as touched since the last time, oldest first. Entries that were
+    /// overwritten meanwhile are lost, which costs recency only.
+    pub fn drain_touched(&mut self, records: u32, mut touched: impl FnMut(u32)) {
+        for slab in 0..SLABS {
+            let Some(read) = self.open[slab] else { continue };
+            let written = self.word(slab, SLAB_CURSOR);
+            let new = written.wrapping_sub(read).min(TOUCHED_WORDS as u64);
+            for entry in written.wrapping_sub(new)..written {
+                let at = SLAB_TOUCHED + (entry % TOUCHED_WORDS as u64) as usize * 8;
+                if let Some(record) = record_of(self.word(slab, at), records) {
+                    touched(record);
+                }
+            }
+            self.open[slab] = Some(written);
+        }
+    }
+
+    /// What a client says of itself.
+    pub fn counters(&self, slab: u16) -> ClientCounters {
+        let mut words = [0; STATS];
+        self.load(slab.into(), SLAB_STATS, &mut words);
+        let [
+            loads,
+            loaded_bytes,
+            failed_loads,
+            stale_loads,
+            stores,
+            stored_bytes,
+            dropped_stores,
+            degraded_seconds,
+        ] = words;
+        ClientCounters {
+            loads,
+            loaded_bytes,
+            failed_loads,
+            stale_loads,
+            stores,
+            stored_bytes,
+            dropped_stores,
+            degraded_seconds,
+        }
+    }
+
+    /// Descriptors for a client: the arena, and a liveness description of its own.
+    ///
+    /// # Errors
+    /// [`ShmError`] when descriptors have run out.
+    pub fn descriptors(&self) -> Result<(OwnedFd, OwnedFd), ShmError> {
+        let arena = self.arena.as_fd().try_clone_to_owned();
+        let arena = arena.map_err(|e| ShmError::os("dup", self.arena.name(), e))?;
+        Ok((arena, self.liveness.reopen_read_write()?))
+    }
+
+    fn open_slabs(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..SLABS).filter(|s| self.open[*s].is_some())
+    }
+
+    fn word(&self, slab: usize, offset: usize) -> u64 {
+        let mut word = [0];
+        self.load(slab, offset, &mut word);
+        word[0]
+    }
+
+    fn load(&self, slab: usize, offset: usize, into: &mut [u64]) {
+        self.mapping
+            .load_words(slab * SLAB_BYTES + offset, into)
+            .expect("slab numbers and offsets are below the size of the arena");
+    }
+
+    fn store(&self, slab: usize, offset: usize, value: u64) {
+        self.mapping
+            .atomic_u64(slab * SLAB_BYTES + offset)
+            .expect("slab numbers and offsets are below the size of the arena")
+            .store(value, Ordering::Relaxed);
+    }
+}
+
+fn record_of(word: u64, records: u32) -> Option<u32> {
+    let record = u32::try_from(word.checked_sub(1)?).ok()?;
+    (record < records).then_some(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::lock::try_lock_byte;
+
+    #[test]
+    fn hostile_words_are_ignored() {
+        let mut slabs = Slabs::create().unwrap();
+        let (slab, _) = slabs.open().unwrap();
+        let at = usize::from(slab);
+        slabs.store(at, SLAB_HIGH_WATER, u64::MAX);
+        for (i, word) in [0, 1, 10, 11, u64::MAX, 1 << 40, 4].into_iter().enumerate() {
+            slabs.store(at, SLAB_PINS + i * 8, word);
+        }
+        slabs.store(at, SLAB_PINS + (PIN_WORDS - 1) * 8, 8);
+        assert_eq!(slabs.pinned(10), HashSet::from([0, 9, 3, 7]));
+        slabs.store(at, SLAB_HIGH_WATER, 2);
+        assert_eq!(slabs.pinned(10), HashSet::from([0]));
+        slabs.close(slab);
+        assert!(slabs.pinned(10).is_empty());
+        let (again, _) = slabs.open().unwrap();
+        slabs.store(again.into(), SLAB_HIGH_WATER, u64::MAX);
+        assert!(slabs.pinned(10).is_empty(), "the next client inherits nothing");
+    }
+
+    #[test]
+    fn the_touched_log_is_read_once_and_may_overflow() {
+        let mut slabs = Slabs::create().unwrap();
+        let (slab, _) = slabs.open().unwrap();
+        let at = usize::from(slab);
+        let log = |slabs: &Slabs, from: u64, to: u64| {
+            for entry in from..to {
+                let offset = SLAB_TOUCHED + (entry % TOUCHED_WORDS as u64) as usize * 8;
+                slabs.store(at, offset, entry + 1);
+            }
+            slabs.store(at, SLAB_CURSOR, to);
+        };
+        let drain = |slabs: &mut Slabs| {
+            let mut seen = Vec::new();
+            slabs.drain_touched(100_000, |r| seen.push(u64::from(r)));
+            seen
+        };
+        log(&slabs, 0, 3);
+        assert_eq!(drain(&mut slabs), [0, 1, 2]);
+        assert!(drain(&mut slabs).is_empty());
+        log(&slabs, 3, 10_000);
+        assert_eq!(
+            drain(&mut slabs),
+            (10_000 - TOUCHED_WORDS as u64..10_000).collect::<Vec<_>>()
+        );
+        // A cursor that runs backwards is a lie; it costs one ring of reads at most.
+        slabs.store(at, SLAB_CURSOR, 5);
+        assert!(drain(&mut slabs).len() <= TOUCHED_WORDS);
+    }
+
+    #[test]
+    fn slabs_run_out_and_nonces_differ() {
+        let mut slabs = Slabs::create().unwrap();
+        let all: Vec<_> = std::iter::from_fn(|| slabs.open()).collect();
+        assert_eq!(all.len(), SLABS);
+        slabs.close(7);
+        let (slab, nonce) = slabs.open().unwrap();
+        assert_eq!(slab, 7);
+        assert!(all.iter().all(|(_, n)| *n != nonce));
+    }
+
+    #[test]
+    fn a_lock_byte_lives_as_long_as_the_client_holds_it() {
+        let slabs = Slabs::create().unwrap();
+        assert!(!slabs.is_locked(3).unwrap());
+        let (_, fd) = slabs.descriptors().unwrap();
+        assert!(try_lock_byte(fd.as_fd(), 3).unwrap());
+        assert!(slabs.is_locked(3).unwrap());
+        assert!(!slabs.is_locked(4).unwrap());
+        drop(fd);
+        assert!(!slabs.is_locked(3).unwrap());
+    }
+}

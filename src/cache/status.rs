@@ -1,0 +1,186 @@
+//! Numbers for status, and the audit that recomputes all of them.
+//!
+//! May import everything of this module.
+
+use std::collections::HashMap;
+
+use super::api::{ClientId, ClientStatus, CoreStatus, Counters, PoolStatus};
+use super::core::{Client, Core};
+use super::error::CoreError;
+use super::records::Record;
+use crate::pool::accounting::Class;
+use crate::pool::body::blocks_for;
+use crate::pool::directory::DirectoryTotals;
+use crate::pool::{Extent, FRAME_BYTES, RecordState, count_frames};
+
+impl Core {
+    /// Everything that status shows. Pins of slabs are read now, so `pinned` is exact for both forms.
+    pub fn status(&self) -> CoreStatus {
+        let (counters, mut pool) = self.counters();
+        let slabs = self.slabs.pinned(self.pool.frames());
+        let more = slabs.into_iter().map(|record| self.records.get(record));
+        let more = more.filter(|r| r.pins == 0).map(|r| u64::from(r.frames));
+        pool.pinned += more.sum::<u64>() * FRAME_BYTES;
+        CoreStatus {
+            pool,
+            objects: self.records.live(),
+            limbo: self.limbo.len() as u64,
+            partials: self.partials.len() as u64,
+            domains: self.registry.len() as u64,
+            counters,
+            clients: self
+                .clients
+                .iter()
+                .flatten()
+                .map(|c| self.client_status(c))
+                .collect(),
+        }
+    }
+
+    /// Counters and bytes by class, without walking clients or slabs: cheap enough after every request.
+    /// `pinned` leaves out the pins of slabs.
+    pub fn counters(&self) -> (Counters, PoolStatus) {
+        let bytes = |class| self.pool.books().frames(class) * FRAME_BYTES;
+        let pool = PoolStatus {
+            total: self.pool.books().total() * FRAME_BYTES,
+            prefaulted: u64::from(self.pool.prefaulted_frames()) * FRAME_BYTES,
+            free: bytes(Class::Free),
+            used: bytes(Class::Used),
+            granted: bytes(Class::Granted),
+            quarantined: bytes(Class::Quarantined),
+            pinned: self.records.pinned_frames() * FRAME_BYTES,
+        };
+        (self.counters, pool)
+    }
+
+    fn client_status(&self, client: &Client) -> ClientStatus {
+        let registration = client.registration.as_ref();
+        let domain = registration.and_then(|r| Some((r.rank, self.registry.get(r.domain)?.seed)));
+        ClientStatus {
+            id: client.id,
+            info: client.info.clone(),
+            attached: client.attached,
+            payload_path: registration.map(|r| r.payload_path).unwrap_or_default(),
+            registered: domain,
+            granted: (client.credit.frames() + self.partial_frames(client.id)) * FRAME_BYTES,
+            pins: self.pins.count(client.id) as u64,
+            reported: self.slabs.counters(client.id.slab),
+        }
+    }
+
+    fn partial_frames(&self, client: ClientId) -> u64 {
+        let parts = self.partials.iter().flat_map(|(_, p)| p.parts.iter().flatten());
+        let own = parts.filter(|(_, by)| *by == client);
+        own.map(|(body, _)| count_frames(&body.extents)).sum()
+    }
+
+    /// Recomputes every total and checks every invariant. Walks everything: for tests and diagnosis.
+    ///
+    /// # Errors
+    /// [`CoreError::Pool`] or [`CoreError::Broken`] with the first thing that does not hold.
+    pub fn audit(&self) -> Result<(), CoreError> {
+        let totals = self.pool.audit()?;
+        self.audit_totals(&totals)?;
+        let mut tree: HashMap<u32, (u32, u64)> = HashMap::new();
+        for (number, record) in self.records.iter() {
+            self.audit_record(number, record)?;
+            if let Some(parent) = record.parent {
+                let entry = tree.entry(parent).or_default();
+                entry.0 += 1;
+                if record.beside && record.state == RecordState::Live {
+                    entry.1 |= record.bit;
+                }
+            }
+        }
+        let mut pins: HashMap<u32, u32> = HashMap::new();
+        for record in self.pins.records() {
+            *pins.entry(record).or_default() += 1;
+        }
+        for (number, record) in self.records.iter() {
+            let (children, below) = tree.get(&number).copied().unwrap_or_default();
+            let counted = pins.remove(&number).unwrap_or_default();
+            same("children of a record", record.children.into(), children.into())?;
+            same("groups beside a record", record.below, below)?;
+            same("pins of a record", record.pins.into(), counted.into())?;
+        }
+        same("pins of records that are not in use", 0, pins.len() as u64)
+    }
+
+    fn audit_totals(&self, totals: &DirectoryTotals) -> Result<(), CoreError> {
+        let clients = self.clients.iter().flatten();
+        same(
+            "frames of credit",
+            clients.map(|c| c.credit.frames()).sum(),
+            totals.credit,
+        )?;
+        let extents = self.partials.iter().map(|(_, p)| count_frames(&p.extents()));
+        same("frames of partials", extents.sum(), totals.partial)?;
+        same("live records", self.records.live(), totals.live_records)?;
+        same("records in limbo", self.limbo.len() as u64, totals.limbo_records)?;
+        same("partials", self.partials.len() as u64, totals.partial_records)?;
+        same("slots of the index", self.index.used_slots(), totals.live_records)?;
+        let c = &self.counters;
+        same("requested units", c.requested, c.hit + c.miss)?;
+        let pinned = self.records.iter().filter(|(_, r)| r.pins > 0);
+        let pinned = pinned.map(|(_, r)| u64::from(r.frames)).sum();
+        same("pinned frames", self.records.pinned_frames(), pinned)?;
+        let objects = self
+            .records
+            .iter()
+            .filter(|(_, r)| r.state != RecordState::Partial);
+        let mut blocks = 0;
+        for (number, _) in objects {
+            let words = self.pool.directory.shared_words(number)?[7] & 0xffff_ffff;
+            blocks += blocks_for(words as usize);
+        }
+        same("chain blocks", self.chains.taken() as u64, blocks as u64)
+    }
+
+    fn audit_record(&self, number: u32, record: &Record) -> Result<(), CoreError> {
+        let directory = &self.pool.directory;
+        let state = directory.state(number)?;
+        same("state of a record", record.state as u64, state as u64)?;
+        let candidate = self.records.is_candidate(number);
+        same(
+            "a record that may go",
+            self.records.may_go(number).into(),
+            candidate.into(),
+        )?;
+        let id = self.id_of(number)?;
+        let found = self.index.reader().probe(&id);
+        let live = state == RecordState::Live;
+        same(
+            "a record in the index",
+            u64::from(live),
+            u64::from(found == Some(number)),
+        )?;
+        if let Some(parent) = record.parent {
+            // Leaves first: what hangs under something that is gone would be unreachable, or unprotected.
+            let above = self.records.get(parent).state;
+            let fits = match state {
+                RecordState::Live => above == RecordState::Live,
+                RecordState::Limbo => matches!(above, RecordState::Live | RecordState::Limbo),
+                _ => matches!(above, RecordState::Live | RecordState::Partial),
+            };
+            same("a record under another", 1, fits.into())?;
+        }
+        if state == RecordState::Partial {
+            return Ok(());
+        }
+        let incarnation = directory.shared_words(number)?[0];
+        let (parts, _) = directory.body(number)?;
+        let extents: Vec<Extent> = parts.iter().flat_map(|p| p.extents.iter().copied()).collect();
+        same("frames of a record", record.frames.into(), count_frames(&extents))?;
+        for frame in extents.iter().flat_map(|e| e.frames()) {
+            same("epoch of a frame", self.pool.epochs.of(frame), incarnation)?;
+        }
+        Ok(())
+    }
+}
+
+fn same(what: &'static str, a: u64, b: u64) -> Result<(), CoreError> {
+    if a == b {
+        return Ok(());
+    }
+    Err(CoreError::Broken { what, a, b })
+}

@@ -1,0 +1,312 @@
+//! Random orders of everything, with every invariant checked after each step.
+
+use super::*;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Grant {
+        peer: usize,
+        frames: u64,
+    },
+    Abort {
+        peer: usize,
+        pick: usize,
+    },
+    Store {
+        peer: usize,
+        prompt: u32,
+        chunk: u32,
+        group: u16,
+        tail: bool,
+    },
+    Skip {
+        peer: usize,
+        prompt: u32,
+        chunk: u32,
+    },
+    Lookup {
+        peer: usize,
+        prompt: u32,
+        keep: bool,
+    },
+    Retrieve {
+        peer: usize,
+        prompt: u32,
+        chunk: u32,
+    },
+    Release {
+        peer: usize,
+        pick: usize,
+    },
+    EndSession {
+        peer: usize,
+        prompt: u32,
+    },
+    SlabPin {
+        peer: usize,
+        word: usize,
+        record: Option<u32>,
+    },
+    Supersede {
+        peer: usize,
+        prompt: u32,
+        chunk: u32,
+    },
+    Die {
+        peer: usize,
+    },
+    Register {
+        peer: usize,
+    },
+    Clear,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let (peer, prompt, chunk) = (0..4_usize, 0..3_u32, 0..4_u32);
+    prop_oneof![
+        2 => (peer.clone(), 1..9_u64).prop_map(|(peer, frames)| Op::Grant { peer, frames }),
+        1 => (peer.clone(), any::<usize>()).prop_map(|(peer, pick)| Op::Abort { peer, pick }),
+        12 => (peer.clone(), prompt.clone(), chunk.clone(), 0..3_u16, any::<bool>())
+            .prop_map(|(peer, prompt, chunk, group, tail)| Op::Store { peer, prompt, chunk, group, tail }),
+        1 => (peer.clone(), prompt.clone(), chunk.clone()).prop_map(|(peer, prompt, chunk)| Op::Skip { peer, prompt, chunk }),
+        4 => (peer.clone(), prompt.clone(), any::<bool>()).prop_map(|(peer, prompt, keep)| Op::Lookup { peer, prompt, keep }),
+        2 => (peer.clone(), prompt.clone(), chunk.clone()).prop_map(|(peer, prompt, chunk)| Op::Retrieve { peer, prompt, chunk }),
+        3 => (peer.clone(), any::<usize>()).prop_map(|(peer, pick)| Op::Release { peer, pick }),
+        1 => (peer.clone(), prompt.clone()).prop_map(|(peer, prompt)| Op::EndSession { peer, prompt }),
+        2 => (peer.clone(), 0..4_usize, prop::option::of(0..48_u32))
+            .prop_map(|(peer, word, record)| Op::SlabPin { peer, word, record }),
+        1 => (peer.clone(), prompt, chunk).prop_map(|(peer, prompt, chunk)| Op::Supersede { peer, prompt, chunk }),
+        1 => peer.clone().prop_map(|peer| Op::Die { peer }),
+        1 => peer.prop_map(|peer| Op::Register { peer }),
+        1 => Just(Op::Clear),
+    ]
+}
+
+/// Two engines of two ranks. Attention and windows have a part per rank, states one that rank 0 stores.
+struct World {
+    rig: Rig,
+    peers: Vec<Peer>,
+    held: Vec<Vec<Extent>>,
+    pins: Vec<Vec<u64>>,
+}
+
+fn groups_of(rank: u16) -> Vec<GroupRegistration> {
+    let mut groups = vec![
+        group(0, ObjectKind::Full, 2, rank),
+        group(1, ObjectKind::Window { tokens: 65 }, 2, rank),
+    ];
+    if rank == 0 {
+        groups.push(group(2, ObjectKind::Recurrent, 1, 0));
+    }
+    groups
+}
+
+impl World {
+    fn new() -> Self {
+        let mut rig = Rig::new(48);
+        let peers = (0..4).map(|i| Self::join(&mut rig, i)).collect();
+        Self {
+            rig,
+            peers,
+            held: vec![Vec::new(); 4],
+            pins: vec![Vec::new(); 4],
+        }
+    }
+
+    fn join(rig: &mut Rig, peer: usize) -> Peer {
+        let joined = rig.peer(peer as u8 / 2);
+        let rank = peer as u32 % 2;
+        rig.register(&joined, rank, 2, &groups_of(rank as u16)).unwrap();
+        joined
+    }
+
+    fn run(&mut self, op: Op) {
+        match op {
+            Op::Grant { peer, frames } => {
+                let got = self.rig.core.grant(self.peers[peer].id, frames * FRAME_BYTES);
+                self.held[peer].extend(got.unwrap());
+            }
+            Op::Abort { peer, pick } => {
+                if !self.held[peer].is_empty() {
+                    let at = pick % self.held[peer].len();
+                    let extent = self.held[peer].swap_remove(at);
+                    let other = self.peers[(peer + 1) % 4].id;
+                    assert!(self.rig.core.abort(other, &[extent]).is_err());
+                    self.rig.core.abort(self.peers[peer].id, &[extent]).unwrap();
+                }
+            }
+            Op::Store {
+                peer,
+                prompt,
+                chunk,
+                group,
+                tail,
+            } => self.store(peer, prompt, chunk, group, tail),
+            Op::Skip { peer, prompt, chunk } => {
+                let (key, parent) = chain(prompt, chunk);
+                let item = StoreItem {
+                    id: ObjectId { key, group: 0 },
+                    parent,
+                    skipped: true,
+                    part: peer as u16 % 2,
+                    tokens: CHUNK,
+                    bytes: 0,
+                    first_extent: 0,
+                    extent_count: 0,
+                };
+                self.rig.commit(&self.peers[peer], &[item], &[]).unwrap();
+            }
+            Op::Lookup { peer, prompt, keep } => self.lookup(peer, prompt, keep),
+            Op::Retrieve { peer, prompt, chunk } => {
+                let ids: Vec<_> = (0..2)
+                    .map(|group| ObjectId {
+                        key: key(prompt, chunk, CHUNK),
+                        group,
+                    })
+                    .collect();
+                let id = self.peers[peer].id;
+                let seed = self.rig.seed;
+                let got = self
+                    .rig
+                    .core
+                    .retrieve(id, seed, u64::from(prompt), 1, &ids)
+                    .unwrap();
+                if got.pin != 0 {
+                    self.pins[peer].push(got.pin);
+                }
+            }
+            Op::Release { peer, pick } => {
+                if !self.pins[peer].is_empty() {
+                    let at = pick % self.pins[peer].len();
+                    let pin = self.pins[peer].swap_remove(at);
+                    // May be gone with its session.
+                    let first = self.rig.core.release(self.peers[peer].id, &[pin]);
+                    let second = self.rig.core.release(self.peers[peer].id, &[pin]);
+                    assert!(second.is_err() && first.map_or_else(|e| e.code() == 20, |()| true));
+                }
+            }
+            Op::EndSession { peer, prompt } => {
+                let session = u64::from(prompt);
+                self.rig.core.end_session(self.peers[peer].id, session).unwrap();
+            }
+            Op::SlabPin { peer, word, record } => self.peers[peer].slab_pin(word, record),
+            Op::Supersede { peer, prompt, chunk } => {
+                let id = ObjectId {
+                    key: key(prompt, chunk, 32),
+                    group: 0,
+                };
+                let request = CommitRequest {
+                    domain_seed: self.rig.seed,
+                    items: &[],
+                    extents: &[],
+                    supersedes: &[id],
+                    credit_bytes: 0,
+                };
+                self.rig.core.commit(self.peers[peer].id, &request).unwrap();
+            }
+            Op::Die { peer } => {
+                let gone = &mut self.peers[peer];
+                self.rig.core.disconnected(gone.id).unwrap();
+                assert!(!self.rig.core.client_gone(gone.id).unwrap());
+                gone.die();
+                assert!(self.rig.core.client_gone(gone.id).unwrap());
+                self.held[peer].clear();
+                self.pins[peer].clear();
+                self.peers[peer] = Self::join(&mut self.rig, peer);
+            }
+            Op::Register { peer } => {
+                let rank = peer as u32 % 2;
+                let groups = groups_of(rank as u16);
+                self.rig.register(&self.peers[peer], rank, 2, &groups).unwrap();
+            }
+            Op::Clear => {
+                self.rig.core.clear().unwrap();
+            }
+        }
+    }
+
+    fn store(&mut self, peer: usize, prompt: u32, chunk: u32, group: u16, tail: bool) {
+        if group == 2 && peer % 2 == 1 {
+            return;
+        }
+        let tokens = if tail { 32 } else { CHUNK };
+        let (_, parent) = chain(prompt, chunk);
+        let id = ObjectId {
+            key: key(prompt, chunk, tokens),
+            group,
+        };
+        let part = if group == 2 { 0 } else { peer as u16 % 2 };
+        let bytes = if group == 2 {
+            UNIT
+        } else {
+            UNIT * u64::from(tokens) / ALIGN
+        };
+        self.rig
+            .try_put(&self.peers[peer], id, parent, tokens, part, bytes);
+    }
+
+    /// Looks a prompt up and checks that the answer is true: every named object is there, all groups have
+    /// what they need at the boundary.
+    fn lookup(&mut self, peer: usize, prompt: u32, keep: bool) {
+        let tails: Vec<_> = (0..4).map(|c| tail(prompt, c, 32)).collect();
+        let answer = self.rig.lookup(&self.peers[peer], prompt, 4, &tails);
+        let hit = answer.hit_tokens;
+        let chunks = hit.div_ceil(CHUNK.into()) as usize;
+        let of = |g| answer.loads.iter().filter(move |l| l.id.group == g);
+        assert_eq!(of(0).count(), chunks, "full attention from token 0");
+        for (at, load) in of(0).enumerate() {
+            assert_eq!(load.chunk as usize, at);
+        }
+        if hit > 0 {
+            let state = of(2).next().expect("a state at the boundary");
+            assert_eq!(u64::from(state.chunk * CHUNK + state.tokens), hit);
+            let last = of(1).last().expect("a window before the boundary");
+            assert!(u64::from(last.chunk * CHUNK + last.tokens) >= hit);
+        }
+        for load in &answer.loads {
+            assert!(self.rig.record(load.id.key, load.id.group).is_some());
+        }
+        if keep && answer.pin != 0 {
+            self.pins[peer].push(answer.pin);
+        } else {
+            self.rig.release(&self.peers[peer], answer.pin);
+        }
+    }
+
+    /// Frames that clients hold are theirs, whatever else has happened.
+    fn check(&self) {
+        self.rig.audit();
+        for (peer, extents) in self.peers.iter().zip(&self.held) {
+            for extent in extents {
+                self.rig.core.check_granted(peer.id, *extent).unwrap();
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_invariant_holds_after_every_step(ops in prop::collection::vec(op(), 1..100)) {
+        let mut world = World::new();
+        for op in ops {
+            world.run(op);
+            world.check();
+        }
+        // When all are gone, nothing is left but objects, and they can all go.
+        for peer in &mut world.peers {
+            peer.die();
+            assert!(world.rig.core.client_gone(peer.id).unwrap());
+        }
+        world.rig.audit();
+        let pool = world.rig.core.status().pool;
+        assert_eq!((pool.granted, pool.pinned, pool.quarantined), (0, 0, 0));
+        world.rig.core.clear().unwrap();
+        world.rig.audit();
+        let status = world.rig.core.status();
+        assert_eq!((status.pool.used, status.objects, status.limbo, status.domains), (0, 0, 0, 0));
+        assert_eq!(status.pool.free, status.pool.total);
+    }
+}

@@ -1,0 +1,229 @@
+//! `kvasir status`: one question to a running server.
+
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+
+use super::output::{fail, print};
+use super::socket;
+use crate::wire::{
+    Encoder, FrameReader, Hello, PROTOCOL_VERSION, PeerKind, Reply, Request, WireError, decode_reply,
+};
+
+/// How long a server may take for one answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Arguments of `kvasir status`.
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    /// Path of the server's socket [default: as for serve]
+    #[arg(long, value_name = "PATH", env = "KVASIR_SOCKET")]
+    socket: Option<PathBuf>,
+    /// Print the whole document as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why there is no status.
+#[derive(Debug, thiserror::Error)]
+enum StatusError {
+    #[error("no server on {}: {source}; start one with kvasir serve", path.display())]
+    Connect { path: PathBuf, source: io::Error },
+    #[error("the server did not answer: {0}")]
+    Io(#[from] io::Error),
+    #[error("the server refused: {0}")]
+    Refused(WireError),
+    #[error("the server's answer makes no sense: {0}")]
+    Nonsense(String),
+}
+
+pub(super) fn run(args: &StatusArgs) -> ExitCode {
+    let path = args.socket.clone().unwrap_or_else(socket::default_path);
+    match ask(&path) {
+        Ok(json) if args.json => print(&format!("{json}\n")),
+        Ok(json) => print(&table(&json)),
+        Err(error) => fail("status", error, 1),
+    }
+}
+
+fn ask(path: &Path) -> Result<Value, StatusError> {
+    let mut stream = UnixStream::connect(path).map_err(|source| StatusError::Connect {
+        path: path.to_owned(),
+        source,
+    })?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut reader = FrameReader::new();
+    let hello = Request::Hello(Hello {
+        protocol_version: PROTOCOL_VERSION,
+        features: 0,
+        kind: PeerKind::Tool,
+        name: format!("kvasir status {}", env!("CARGO_PKG_VERSION")),
+        engine_instance: [0; 16],
+        wants_pool: false,
+    });
+    match call(&mut stream, &mut reader, 1, &hello)? {
+        Reply::Hello(_) => {}
+        other => return Err(unexpected(&other)),
+    }
+    match call(&mut stream, &mut reader, 2, &Request::Status)? {
+        Reply::Status { json } => {
+            serde_json::from_str(&json).map_err(|error| StatusError::Nonsense(error.to_string()))
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn unexpected(reply: &Reply) -> StatusError {
+    StatusError::Nonsense(format!("unexpected reply {reply:?}"))
+}
+
+/// Sends one request and waits for its reply. A descriptor that comes along is dropped by the plain read.
+fn call(
+    stream: &mut UnixStream,
+    reader: &mut FrameReader,
+    id: u64,
+    request: &Request,
+) -> Result<Reply, StatusError> {
+    let mut encoder = Encoder::new();
+    let frame = encoder
+        .request(id, request)
+        .map_err(|error| StatusError::Nonsense(error.to_string()))?;
+    // A server that refuses the connection may have closed it already; its reason is there to be read.
+    let sent = stream.write_all(frame);
+    let nonsense = |error: &dyn std::fmt::Display| StatusError::Nonsense(error.to_string());
+    loop {
+        if let Some(frame) = reader.next_frame().map_err(|error| nonsense(&error))? {
+            let (answered, reply) = decode_reply(frame).map_err(|error| nonsense(&error))?;
+            return match reply {
+                Reply::Error(error) => Err(StatusError::Refused(error)),
+                reply if answered == id => Ok(reply),
+                other => Err(unexpected(&other)),
+            };
+        }
+        let space = reader.space().map_err(|error| nonsense(&error))?;
+        let bytes = match stream.read(space) {
+            Ok(bytes) => bytes,
+            Err(error) => return Err(sent.err().unwrap_or(error).into()),
+        };
+        if bytes == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        reader.received(bytes);
+    }
+}
+
+/// The document for people. Fields that a newer or older server does not send show as `-`.
+fn table(status: &Value) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{name:<14}{value}");
+    };
+    let (pool, counters, binding) = (&status["pool"], &status["counters"], &status["binding"]);
+    line(
+        "server",
+        format!(
+            "{} (version {}, process {}, up {} s)",
+            show(&status["health"]),
+            show(&status["version"]),
+            show(&status["pid"]),
+            show(&status["uptime_s"])
+        ),
+    );
+    line("socket", show(&status["socket"]));
+    line(
+        "chunk size",
+        format!(
+            "{} tokens, {} (minimum {}, policy {})",
+            show(&binding["chunk_size"]),
+            show(&binding["state"]),
+            show(&binding["minimum"]),
+            show(&binding["policy"])
+        ),
+    );
+    line(
+        "pool",
+        format!(
+            "{}: {} used, {} granted, {} quarantined, {} free ({} prefaulted, {} pinned)",
+            size(&pool["total"]),
+            size(&pool["used"]),
+            size(&pool["granted"]),
+            size(&pool["quarantined"]),
+            size(&pool["free"]),
+            size(&pool["prefaulted"]),
+            size(&pool["pinned"])
+        ),
+    );
+    line(
+        "objects",
+        format!(
+            "{} in {} domains, {} partial; {} stored, {} evicted, {} stores dropped",
+            show(&status["objects"]),
+            show(&status["domains"]),
+            show(&status["partials"]),
+            show(&counters["stored"]),
+            show(&counters["evicted"]),
+            show(&counters["dropped_stores"])
+        ),
+    );
+    line(
+        "lookups",
+        format!(
+            "{}: {} of {} units hit, {} missed",
+            show(&counters["lookups"]),
+            show(&counters["hit"]),
+            show(&counters["requested"]),
+            show(&counters["miss"])
+        ),
+    );
+    let clients = status["clients"].as_array().map_or(&[][..], Vec::as_slice);
+    line("clients", clients.len().to_string());
+    for client in clients {
+        let _ = writeln!(
+            text,
+            "  {:<8}{:<12}{:<12}granted {:<10}pins {:<6}{}{}",
+            show(&client["pid"]),
+            show(&client["kind"]),
+            show(&client["payload_path"]),
+            size(&client["granted"]),
+            show(&client["pins"]),
+            show(&client["name"]),
+            if client["connected"] == Value::Bool(false) {
+                " (not connected)"
+            } else {
+                ""
+            }
+        );
+    }
+    text
+}
+
+fn show(value: &Value) -> String {
+    match value {
+        Value::Null => "-".into(),
+        Value::String(text) => text.chars().filter(|c| !c.is_control()).collect(),
+        other => other.to_string(),
+    }
+}
+
+fn size(value: &Value) -> String {
+    const UNITS: [(&str, f64); 3] = [
+        ("GiB", 1024.0 * 1024.0 * 1024.0),
+        ("MiB", 1024.0 * 1024.0),
+        ("KiB", 1024.0),
+    ];
+    let Some(bytes) = value.as_u64() else {
+        return "-".into();
+    };
+    UNITS.iter().find(|(_, unit)| bytes as f64 >= *unit).map_or_else(
+        || format!("{bytes} B"),
+        |(name, unit)| format!("{:.1} {name}", bytes as f64 / unit),
+    )
+}

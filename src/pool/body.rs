@@ -1,0 +1,287 @@
+//! The body of a record: where each part of an object lies. Index and directory store it alike.
+//!
+//! May import `shm`, `sync` and this module's `frames`.
+//!
+//! Per part, in rank order, one word `bytes << 16 | extents` and that many extent words. The first eight
+//! words are in the record, the rest in chain blocks of seven words and a link.
+
+use super::Extent;
+use crate::shm::mapping::{Access, Mapping, ReadWrite};
+
+/// Body words inside a record.
+pub const INLINE_WORDS: usize = 8;
+/// Bytes of a chain block.
+pub const CHAIN_BYTES: usize = 64;
+/// Body words in a chain block.
+pub const CHAIN_WORDS: usize = 7;
+/// Extents that one part can have, by the width of its field.
+pub const MAX_PART_EXTENTS: usize = 0xffff;
+/// Bytes that one part can have, by the width of their field.
+pub const MAX_PART_BYTES: u64 = (1 << 48) - 1;
+
+/// One part of an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PartBody {
+    /// Its bytes.
+    pub bytes: u64,
+    /// Where they lie, filled in this order.
+    pub extents: Vec<Extent>,
+}
+
+/// Chain blocks that a pool of `frames` frames needs at most.
+pub const fn chain_blocks(frames: u32) -> u32 {
+    frames / 2 + 64
+}
+
+/// Chain blocks that a body of `words` words needs.
+pub const fn blocks_for(words: usize) -> usize {
+    words.saturating_sub(INLINE_WORDS).div_ceil(CHAIN_WORDS)
+}
+
+/// The words of a body.
+pub fn encode(parts: &[PartBody]) -> Vec<u64> {
+    let mut words = Vec::with_capacity(parts.iter().map(|p| 1 + p.extents.len()).sum());
+    for part in parts {
+        debug_assert!(part.bytes <= MAX_PART_BYTES && part.extents.len() <= MAX_PART_EXTENTS);
+        words.push(part.bytes << 16 | part.extents.len() as u64);
+        words.extend(part.extents.iter().map(|e| e.to_word()));
+    }
+    words
+}
+
+/// One part of a body, appended to `extents`; its bytes. `None` when the words are not a body.
+pub fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<u64> {
+    let mut at = 0;
+    for _ in 0..part {
+        at += 1 + (words.get(at)? & 0xffff) as usize;
+    }
+    let head = *words.get(at)?;
+    let runs = words.get(at + 1..at + 1 + (head & 0xffff) as usize)?;
+    extents.extend(runs.iter().map(|w| Extent::from_word(*w)));
+    Some(head >> 16)
+}
+
+/// All parts of a body. `None` when the words are not a body of that many parts.
+pub fn decode(words: &[u64], parts: u16) -> Option<Vec<PartBody>> {
+    let mut all = Vec::with_capacity(parts.into());
+    let mut at = 0;
+    for _ in 0..parts {
+        let head = *words.get(at)?;
+        let runs = words.get(at + 1..at + 1 + (head & 0xffff) as usize)?;
+        at += 1 + runs.len();
+        all.push(PartBody {
+            bytes: head >> 16,
+            extents: runs.iter().map(|w| Extent::from_word(*w)).collect(),
+        });
+    }
+    (at == words.len()).then_some(all)
+}
+
+/// The chain blocks of one region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainArea {
+    /// Offset of block 0.
+    pub base: usize,
+    /// Number of blocks.
+    pub blocks: u32,
+}
+
+impl ChainArea {
+    /// Writes the words that do not fit in the record into the given blocks, with relaxed stores.
+    ///
+    /// # Errors
+    /// Those of the mapping when a block is outside of it.
+    pub fn write(
+        self,
+        mapping: &Mapping<ReadWrite>,
+        words: &[u64],
+        blocks: &[u32],
+    ) -> Result<(), crate::shm::ShmError> {
+        let rest = words.get(INLINE_WORDS..).unwrap_or_default();
+        for (i, (chunk, &block)) in rest.chunks(CHAIN_WORDS).zip(blocks).enumerate() {
+            let mut line = [0; CHAIN_WORDS + 1];
+            line[0] = blocks.get(i + 1).map_or(0, |next| u64::from(*next) + 1);
+            line[1..=chunk.len()].copy_from_slice(chunk);
+            mapping.store_words(self.at(block), &line)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the words of a body: `body` is the record's body word, `inline` its first words.
+    ///
+    /// Relaxed loads: the caller checks afterwards that the record has not changed. `None` when a link
+    /// leads outside of the area, which only a record that is being changed can have.
+    pub fn read<A: Access>(
+        self,
+        mapping: &Mapping<A>,
+        body: u64,
+        inline: &[u64; INLINE_WORDS],
+        words: &mut Vec<u64>,
+    ) -> Option<()> {
+        let count = (body & 0xffff_ffff) as usize;
+        if blocks_for(count) > self.blocks as usize {
+            return None;
+        }
+        words.clear();
+        words.extend_from_slice(&inline[..count.min(INLINE_WORDS)]);
+        let mut link = body >> 32;
+        while words.len() < count {
+            let block = u32::try_from(link.checked_sub(1)?)
+                .ok()
+                .filter(|b| *b < self.blocks)?;
+            let mut line = [0; CHAIN_WORDS + 1];
+            mapping.load_words(self.at(block), &mut line).ok()?;
+            let take = (count - words.len()).min(CHAIN_WORDS);
+            words.extend_from_slice(&line[1..=take]);
+            link = line[0];
+        }
+        Some(())
+    }
+
+    /// The blocks that a body occupies, in order.
+    pub fn blocks_of<A: Access>(self, mapping: &Mapping<A>, body: u64) -> Option<Vec<u32>> {
+        let count = blocks_for((body & 0xffff_ffff) as usize);
+        let mut blocks = Vec::with_capacity(count.min(self.blocks as usize));
+        let mut link = body >> 32;
+        for _ in 0..count {
+            let block = u32::try_from(link.checked_sub(1)?)
+                .ok()
+                .filter(|b| *b < self.blocks)?;
+            blocks.push(block);
+            link = mapping.load_only_u64(self.at(block)).ok()?.load_relaxed();
+        }
+        Some(blocks)
+    }
+
+    fn at(self, block: u32) -> usize {
+        self.base + block as usize * CHAIN_BYTES
+    }
+}
+
+/// Numbers that are free to use: the lowest never used one, or the one freed last.
+#[derive(Debug, Default)]
+pub struct NumberPool {
+    freed: Vec<u32>,
+    next: u32,
+    total: u32,
+}
+
+impl NumberPool {
+    /// Numbers `0..total`, all free.
+    pub fn new(total: u32) -> Self {
+        Self {
+            freed: Vec::new(),
+            next: 0,
+            total,
+        }
+    }
+
+    /// Takes one.
+    pub fn take(&mut self) -> Option<u32> {
+        self.freed.pop().or_else(|| {
+            let number = (self.next < self.total).then_some(self.next)?;
+            self.next += 1;
+            Some(number)
+        })
+    }
+
+    /// Takes several or none.
+    pub fn take_many(&mut self, count: usize) -> Option<Vec<u32>> {
+        if count > self.freed.len() + (self.total - self.next) as usize {
+            return None;
+        }
+        (0..count).map(|_| self.take()).collect()
+    }
+
+    /// Gives one back.
+    pub fn put(&mut self, number: u32) {
+        debug_assert!(number < self.next);
+        self.freed.push(number);
+    }
+
+    /// How many are taken.
+    pub fn taken(&self) -> usize {
+        self.next as usize - self.freed.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::{Memfd, OwnerAccess};
+
+    fn parts(counts: &[usize]) -> Vec<PartBody> {
+        let mut frame = 0;
+        counts
+            .iter()
+            .map(|&n| PartBody {
+                bytes: n as u64 * 65000,
+                extents: (0..n)
+                    .map(|_| {
+                        frame += 2;
+                        Extent::new(frame, 1)
+                    })
+                    .collect(),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn bodies_of_every_shape_come_back() {
+        let memfd = Memfd::create("body", 1 << 16, OwnerAccess::Read).unwrap();
+        let mapping = memfd.map().unwrap();
+        let area = ChainArea {
+            base: 4096,
+            blocks: 512,
+        };
+        for counts in [
+            &[7][..],
+            &[8],
+            &[14],
+            &[15],
+            &[1, 1, 1, 1],
+            &[1, 200, 3],
+            &[1; 64],
+        ] {
+            let body = parts(counts);
+            let words = encode(&body);
+            // Blocks out of order: links are followed, not numbers.
+            let blocks: Vec<u32> = (0..blocks_for(words.len()) as u32).map(|b| 300 - 2 * b).collect();
+            area.write(&mapping, &words, &blocks).unwrap();
+            let mut inline = [0; INLINE_WORDS];
+            let short = words.len().min(INLINE_WORDS);
+            inline[..short].copy_from_slice(&words[..short]);
+            let first = blocks.first().map_or(0, |b| u64::from(*b) + 1);
+            let word = first << 32 | words.len() as u64;
+            let mut read = Vec::new();
+            area.read(&mapping, word, &inline, &mut read).unwrap();
+            assert_eq!(decode(&read, counts.len() as u16).unwrap(), body);
+            assert_eq!(area.blocks_of(&mapping, word).unwrap(), blocks);
+            for (i, expected) in body.iter().enumerate() {
+                let mut extents = Vec::new();
+                assert_eq!(part(&read, i as u16, &mut extents), Some(expected.bytes));
+                assert_eq!(extents, expected.extents);
+            }
+            assert_eq!(part(&read, counts.len() as u16, &mut Vec::new()), None);
+        }
+    }
+
+    #[test]
+    fn a_broken_chain_is_refused() {
+        let memfd = Memfd::create("body", 1 << 16, OwnerAccess::Read).unwrap();
+        let mapping = memfd.map().unwrap();
+        let area = ChainArea {
+            base: 4096,
+            blocks: 16,
+        };
+        let mut words = Vec::new();
+        // A link of 0, a link behind the area, more words than the area can hold.
+        for body in [9, 17 << 32 | 9, 1 << 32 | 0xffff_ffff] {
+            assert!(area.read(&mapping, body, &[0; 8], &mut words).is_none());
+        }
+        // A cycle ends after as many words as the record claims.
+        mapping.store_words(4096, &[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        assert!(area.read(&mapping, 1 << 32 | 100, &[0; 8], &mut words).is_some());
+        assert_eq!(words.len(), 100);
+    }
+}

@@ -1,0 +1,271 @@
+//! The pool: its memory, and which frame is whose. Every change of ownership goes through here, so that
+//! owner words, allocator and books move together.
+//!
+//! May import everything of this module, `shm`, `sync`.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use super::accounting::{Accounting, Class};
+use super::alloc::FrameAllocator;
+use super::directory::{Directory, DirectoryTotals, MAX_GRANT_COUNTER, Owner};
+use super::epochs::Epochs;
+use super::{Extent, FRAME_BYTES, PoolError, Prefault, PrefaultEvent, count_frames};
+use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
+use crate::sync::shared::{Ordering, fence};
+
+/// Frames that a record can number, less one so that no end overflows.
+const MAX_FRAMES: u64 = u32::MAX as u64 - 1;
+/// Boot sequences have 20 bits of an incarnation.
+pub const MAX_BOOT_SEQ: u64 = (1 << 20) - 1;
+
+/// What to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Bytes, rounded down to whole frames.
+    pub bytes: u64,
+    /// Random identity.
+    pub pool_id: [u8; 16],
+    /// Which life of the pool this is, from 1.
+    pub boot_seq: u64,
+}
+
+/// The pool with its epochs and directory.
+#[derive(Debug)]
+pub struct Pool {
+    memfd: Memfd,
+    mapping: Arc<Mapping<ReadWrite>>,
+    /// Epoch words.
+    pub epochs: Epochs,
+    /// Owner words and records.
+    pub directory: Directory,
+    allocator: FrameAllocator,
+    books: Accounting,
+    frames: u32,
+    grants: u64,
+}
+
+impl Pool {
+    /// Makes an empty pool. Time and memory do not depend on its size: no page of it is touched.
+    ///
+    /// # Errors
+    /// [`PoolError::TooSmall`], [`PoolError::TooLarge`], [`PoolError::BootSeq`], [`PoolError::Shm`].
+    pub fn create(config: PoolConfig) -> Result<Self, PoolError> {
+        let frames = match config.bytes / FRAME_BYTES {
+            0 => return Err(PoolError::TooSmall { bytes: config.bytes }),
+            frames if frames > MAX_FRAMES => {
+                return Err(PoolError::TooLarge {
+                    bytes: config.bytes,
+                    max: MAX_FRAMES,
+                });
+            }
+            frames => frames as u32,
+        };
+        if config.boot_seq == 0 || config.boot_seq > MAX_BOOT_SEQ {
+            return Err(PoolError::BootSeq {
+                boot_seq: config.boot_seq,
+                max: MAX_BOOT_SEQ,
+            });
+        }
+        let memfd = Memfd::create("pool", u64::from(frames) * FRAME_BYTES, OwnerAccess::ReadWrite)?;
+        let mapping = Arc::new(memfd.map()?);
+        memfd.seal_seals()?;
+        // The directory first: the boot sequence is raised there before the boot word shows it.
+        let directory = Directory::create(frames, config.pool_id, config.boot_seq)?;
+        let epochs = Epochs::create(frames, config.pool_id, config.boot_seq)?;
+        Ok(Self {
+            memfd,
+            mapping,
+            epochs,
+            directory,
+            allocator: FrameAllocator::new(frames),
+            books: Accounting::new(frames.into()),
+            frames,
+            grants: 0,
+        })
+    }
+
+    /// Frames of the pool.
+    pub fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    /// Bytes of the pool.
+    pub fn bytes(&self) -> u64 {
+        self.memfd.len()
+    }
+
+    /// A descriptor for a client.
+    pub fn descriptor(&self) -> Result<OwnedFd, PoolError> {
+        let fd = self.memfd.as_fd().try_clone_to_owned();
+        Ok(fd.map_err(|e| ShmError::os("dup", self.memfd.name(), e))?)
+    }
+
+    /// Starts to make the pool's pages present. See [`Pool::prefaulted`].
+    pub fn start_prefault(
+        &self,
+        on_event: impl Fn(PrefaultEvent) + Send + 'static,
+    ) -> Result<Prefault, PoolError> {
+        Prefault::start(Arc::clone(&self.mapping), on_event)
+    }
+
+    /// The first `bytes` bytes are present: their frames may be granted.
+    pub fn prefaulted(&mut self, bytes: u64) -> Result<(), PoolError> {
+        let frames = (bytes / FRAME_BYTES).min(self.frames.into());
+        self.allocator.raise_watermark(frames as u32)
+    }
+
+    /// Frames that are present.
+    pub fn prefaulted_frames(&self) -> u32 {
+        self.allocator.watermark()
+    }
+
+    /// Frames that can be granted now.
+    pub fn grantable(&self) -> u64 {
+        self.allocator.free_frames()
+    }
+
+    /// The books.
+    pub fn books(&self) -> &Accounting {
+        &self.books
+    }
+
+    /// Grants frames to the client of a slab. `None` when there are not as many.
+    pub fn grant(&mut self, slab: u16, frames: u64) -> Result<Option<Vec<Extent>>, PoolError> {
+        let Some(extents) = self.allocator.allocate(frames) else {
+            return Ok(None);
+        };
+        self.grants = (self.grants + 1) & MAX_GRANT_COUNTER;
+        let owner = Owner::Granted {
+            slab,
+            counter: self.grants,
+        };
+        self.directory.set_owner(&extents, owner);
+        self.books
+            .move_frames(Class::Free, Class::Granted, count_frames(&extents))?;
+        Ok(Some(extents))
+    }
+
+    /// Frames of a partial, or of credit, become free. Nobody may be writing them any more.
+    pub fn free_granted(&mut self, extents: &[Extent]) -> Result<(), PoolError> {
+        self.directory.set_owner(extents, Owner::Free);
+        self.free(extents, Class::Granted)
+    }
+
+    /// Granted frames now hold bytes of a record that is still incomplete.
+    pub fn hold_for_partial(&self, record: u32, extents: &[Extent]) {
+        self.directory.set_owner(extents, Owner::Record(record));
+    }
+
+    /// Granted frames now hold an object.
+    pub fn hold_for_object(&mut self, record: u32, extents: &[Extent]) -> Result<(), PoolError> {
+        self.directory.set_owner(extents, Owner::Record(record));
+        self.books
+            .move_frames(Class::Granted, Class::Used, count_frames(extents))
+    }
+
+    /// Frames of an object become free. Its epochs and record have been cleared; `fence` has been called.
+    pub fn free_used(&mut self, extents: &[Extent]) -> Result<(), PoolError> {
+        self.free(extents, Class::Used)
+    }
+
+    /// Between clearing words and handing frames out again.
+    pub fn fence() {
+        fence(Ordering::Release);
+    }
+
+    fn free(&mut self, extents: &[Extent], from: Class) -> Result<(), PoolError> {
+        Self::fence();
+        for extent in extents {
+            self.allocator.release(*extent)?;
+        }
+        self.books.move_frames(from, Class::Free, count_frames(extents))
+    }
+
+    /// Recomputes every total from the directory and compares it with books and allocator.
+    ///
+    /// # Errors
+    /// [`PoolError::Broken`] with the first thing that does not hold.
+    pub fn audit(&self) -> Result<DirectoryTotals, PoolError> {
+        let totals = self.directory.audit()?;
+        let pairs = [
+            ("free frames", Class::Free, totals.free),
+            ("used frames", Class::Used, totals.used),
+            ("granted frames", Class::Granted, totals.credit + totals.partial),
+            ("quarantined frames", Class::Quarantined, totals.quarantined),
+        ];
+        for (what, class, found) in pairs {
+            if self.books.frames(class) != found {
+                let a = self.books.frames(class);
+                return Err(PoolError::Broken { what, a, b: found });
+            }
+        }
+        for frame in self.allocator.runs().flat_map(|run| run.frames()) {
+            if self.directory.owner(frame)? != Owner::Free || self.epochs.of(frame) != 0 {
+                return Err(PoolError::Broken {
+                    what: "a free frame has an owner or an epoch",
+                    a: frame.into(),
+                    b: self.epochs.of(frame),
+                });
+            }
+        }
+        let unfaulted = u64::from(self.frames - self.allocator.watermark());
+        if self.allocator.free_frames() + unfaulted != totals.free {
+            return Err(PoolError::Broken {
+                what: "the allocator has lost free frames",
+                a: self.allocator.free_frames(),
+                b: totals.free,
+            });
+        }
+        Ok(totals)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(bytes: u64) -> PoolConfig {
+        PoolConfig {
+            bytes,
+            pool_id: [7; 16],
+            boot_seq: 1,
+        }
+    }
+
+    #[test]
+    fn sizes_are_checked_and_rounded_down() {
+        assert!(
+            matches!(Pool::create(config(FRAME_BYTES - 1)), Err(PoolError::TooSmall { bytes }) if bytes == 65535)
+        );
+        assert!(matches!(
+            Pool::create(config(u64::MAX)),
+            Err(PoolError::TooLarge { .. })
+        ));
+        assert_eq!(
+            Pool::create(config(3 * FRAME_BYTES + 5)).unwrap().bytes(),
+            3 * FRAME_BYTES
+        );
+        for boot_seq in [0, MAX_BOOT_SEQ + 1] {
+            let config = PoolConfig {
+                boot_seq,
+                ..config(FRAME_BYTES)
+            };
+            assert!(matches!(Pool::create(config), Err(PoolError::BootSeq { .. })));
+        }
+    }
+
+    #[test]
+    fn grants_come_out_of_what_is_prefaulted() {
+        let mut pool = Pool::create(config(16 * FRAME_BYTES)).unwrap();
+        assert!(pool.grant(1, 1).unwrap().is_none());
+        pool.prefaulted(4 * FRAME_BYTES + 1).unwrap();
+        assert_eq!(pool.grantable(), 4);
+        let extents = pool.grant(1, 3).unwrap().unwrap();
+        pool.audit().unwrap();
+        assert_eq!(pool.books().frames(Class::Granted), 3);
+        pool.free_granted(&extents).unwrap();
+        pool.audit().unwrap();
+        assert!(pool.free_granted(&extents).is_err());
+    }
+}

@@ -1,0 +1,91 @@
+//! Who may connect.
+//!
+//! May import `shm`, `wire`. No unsafe code.
+
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nix::unistd::geteuid;
+use tokio::net::{UnixListener, UnixStream};
+use tracing::{info, warn};
+
+use super::connection;
+use super::state::Server;
+use crate::shm::fdpass::{PeerCred, peer_cred};
+use crate::wire::{ErrorCode, Reply, WireError};
+
+/// Connections beyond the clients that may have a slab: status and other commands have to get through.
+const SPARE_CONNECTIONS: usize = 64;
+/// How long to wait when the process or the machine has no descriptors left.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+
+/// Accepts until it is dropped.
+pub(super) async fn accept(server: Rc<Server>, listener: UnixListener) {
+    let mut exhausted = false;
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                exhausted = false;
+                admit(&server, stream);
+            }
+            Err(error) => {
+                // Said once; the connection waits in the backlog until somebody else's ends.
+                if !exhausted {
+                    warn!(%error, connections = server.connections(), "cannot accept a connection");
+                }
+                exhausted = true;
+                tokio::time::sleep(EXHAUSTED_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn admit(server: &Rc<Server>, stream: UnixStream) {
+    let cred = match peer_cred(&stream) {
+        Ok(cred) => cred,
+        Err(error) => {
+            warn!(%error, "a peer without credentials was refused");
+            return;
+        }
+    };
+    match check(server, cred) {
+        Ok(()) => {
+            tokio::task::spawn_local(connection::serve(Rc::clone(server), stream, cred));
+        }
+        Err(error) => {
+            info!(pid = cred.pid, uid = cred.uid, %error, "connection refused");
+            // A fresh socket takes a short reply at once; if it does not, the close says enough.
+            let _: io::Result<usize> = server.encode(|encoder| {
+                let frame = encoder.reply(0, &Reply::Error(error)).map_err(io::Error::other)?;
+                stream.try_write(frame)
+            });
+        }
+    }
+}
+
+fn check(server: &Server, cred: PeerCred) -> Result<(), WireError> {
+    let own = geteuid().as_raw();
+    if cred.uid != own {
+        return Err(WireError::new(
+            ErrorCode::PermissionDenied,
+            format_args!(
+                "this server belongs to uid {own} and serves no other, you are uid {}; run one as yourself",
+                cred.uid
+            ),
+            [u64::from(cred.uid), u64::from(own)],
+        ));
+    }
+    let limit = server.config.max_clients as usize + SPARE_CONNECTIONS;
+    let connections = server.connections();
+    if connections >= limit {
+        return Err(WireError::new(
+            ErrorCode::LimitExceeded,
+            format_args!(
+                "{connections} connections are open, the limit is {limit}; close some or raise --max-clients"
+            ),
+            [connections as u64, limit as u64],
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,312 @@
+//! One connection: from the first frame to the last reply.
+//!
+//! May import `shm`, `wire`. No unsafe code.
+
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::io::{Interest, Ready};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{debug, info};
+
+use super::dispatch::{self, Session};
+use super::outbox::{Full, Outbox};
+use super::state::Server;
+use crate::shm::fdpass::{FdPassError, PeerCred, recv_with_fds};
+use crate::wire::{
+    DecodeError, ErrorCode, FrameError, FrameReader, Reply, Request, WireError, decode_request,
+};
+
+/// How long a peer may stay silent after connecting.
+const HELLO_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the last replies of a connection may take to be read.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often a connection is read from once the server is stopping: a peer that keeps sending cannot hold it up.
+const LAST_RECEIVES: usize = 64;
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("the peer closed it")]
+    PeerClosed,
+    /// The peer broke a rule and was told so.
+    #[error("refused ({0:?})")]
+    Refused(ErrorCode),
+    #[error("the peer does not read its replies, {} bytes wait", .0.queued)]
+    Slow(Full),
+    #[error("the server is stopping")]
+    Drained,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// What a connection waits for.
+enum Event {
+    Ready(Ready),
+    Draining,
+    NoHello,
+    Failed(io::Error),
+}
+
+struct Connection {
+    server: Rc<Server>,
+    stream: UnixStream,
+    cred: PeerCred,
+    reader: FrameReader,
+    outbox: Outbox,
+    session: Option<Session>,
+    drain: watch::Receiver<bool>,
+}
+
+/// Serves one peer until either side ends it.
+pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, cred: PeerCred) {
+    let _count = server.connection();
+    let drain = server.watch_drain();
+    let mut connection = Connection {
+        server,
+        stream,
+        cred,
+        reader: FrameReader::before_hello(),
+        outbox: Outbox::default(),
+        session: None,
+        drain,
+    };
+    let end = connection.run().await;
+    match &end {
+        End::PeerClosed | End::Drained => debug!(pid = cred.pid, why = %end, "connection ended"),
+        End::Refused(_) | End::Slow(_) | End::Io(_) => info!(pid = cred.pid, why = %end, "connection closed"),
+    }
+    if matches!(end, End::PeerClosed | End::Refused(_) | End::Drained) {
+        // Bounded, so that a peer that reads nothing cannot hold up a stop.
+        let _ = tokio::time::timeout(CLOSE_PATIENCE, connection.flush_all()).await;
+    }
+    if let Some(session) = connection.session.take() {
+        connection.server.end_session(session.number());
+    }
+}
+
+impl Connection {
+    async fn run(&mut self) -> End {
+        let hello_deadline = Instant::now() + HELLO_PATIENCE;
+        loop {
+            let step = match self.next_event(hello_deadline).await {
+                Event::Ready(ready) => self.transfer(ready),
+                Event::Draining => return self.last_frames(),
+                Event::NoHello => {
+                    let seconds = HELLO_PATIENCE.as_secs();
+                    let error = WireError::new(
+                        ErrorCode::HelloExpected,
+                        format_args!("no hello within {seconds} s of connecting; send it first"),
+                        [],
+                    );
+                    return self.refuse(0, error);
+                }
+                Event::Failed(error) => return End::Io(error),
+            };
+            if let Err(end) = step {
+                return end;
+            }
+        }
+    }
+
+    async fn next_event(&mut self, hello_deadline: Instant) -> Event {
+        let interest = if self.outbox.is_empty() {
+            Interest::READABLE
+        } else {
+            Interest::READABLE | Interest::WRITABLE
+        };
+        tokio::select! {
+            ready = self.stream.ready(interest) => ready.map_or_else(Event::Failed, Event::Ready),
+            _ = self.drain.wait_for(|draining| *draining) => Event::Draining,
+            () = tokio::time::sleep_until(hello_deadline), if self.session.is_none() => Event::NoHello,
+        }
+    }
+
+    /// Moves what the socket is ready for.
+    fn transfer(&mut self, ready: Ready) -> Result<(), End> {
+        if ready.is_writable() {
+            self.flush()?;
+        }
+        if ready.is_readable() {
+            self.receive()?;
+        }
+        Ok(())
+    }
+
+    /// Answers what had arrived before the stop; nothing new is read after that.
+    fn last_frames(&mut self) -> End {
+        for _ in 0..LAST_RECEIVES {
+            match self.receive() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(end) => return end,
+            }
+        }
+        End::Drained
+    }
+
+    /// Receives once and answers the frames that are whole. False: nothing was there.
+    fn receive(&mut self) -> Result<bool, End> {
+        let space = match self.reader.space() {
+            Ok(space) => space,
+            Err(error) => return Err(self.refuse_frame(error)),
+        };
+        let stream = &self.stream;
+        // No frame of a client announces descriptors, so none is accepted.
+        let received = stream.try_io(Interest::READABLE, || recv_with_fds(stream, space, 0));
+        match received {
+            Ok(received) if received.bytes == 0 => Err(self.ended()),
+            Ok(received) => {
+                self.reader.received(received.bytes);
+                self.answer_frames()?;
+                self.flush()?;
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(match FdPassError::of(&error) {
+                Some(broken) => self.refuse_descriptors(broken),
+                None => End::Io(error),
+            }),
+        }
+    }
+
+    fn answer_frames(&mut self) -> Result<(), End> {
+        loop {
+            let decoded = match self.reader.next_frame() {
+                Ok(Some(frame)) => decode_request(frame),
+                Ok(None) => return Ok(()),
+                Err(error) => return Err(self.refuse_frame(error)),
+            };
+            match decoded {
+                Ok((id, request)) => self.answer(id, request)?,
+                Err(bad) => {
+                    let error = bad.error.to_wire();
+                    debug!(pid = self.cred.pid, %error, "request refused");
+                    if self.session.is_none() || error.code.closes_connection() {
+                        return Err(self.refuse(bad.id, error));
+                    }
+                    self.reply(bad.id, &Reply::Error(error))?;
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, id: u64, request: Request) -> Result<(), End> {
+        let Some(session) = &mut self.session else {
+            return self.open(id, request);
+        };
+        let reply = dispatch::answer(&self.server, session, request);
+        match reply {
+            Reply::Error(error) => {
+                debug!(pid = self.cred.pid, %error, "request refused");
+                if error.code.closes_connection() {
+                    return Err(self.refuse(id, error));
+                }
+                self.reply(id, &Reply::Error(error))
+            }
+            reply => self.reply(id, &reply),
+        }
+    }
+
+    /// The first frame.
+    fn open(&mut self, id: u64, request: Request) -> Result<(), End> {
+        let Request::Hello(hello) = request else {
+            let error = WireError::new(
+                ErrorCode::HelloExpected,
+                "the first message of a connection has to be a hello",
+                [],
+            );
+            return Err(self.refuse(id, error));
+        };
+        let opened = match dispatch::open(&self.server, hello, self.cred) {
+            Ok(opened) => opened,
+            Err(error) => return Err(self.refuse(id, error)),
+        };
+        self.session = Some(opened.session);
+        self.reader.opened();
+        let reply = Reply::Hello(opened.reply);
+        let outbox = &mut self.outbox;
+        self.server
+            .encode(|encoder| match encoder.reply(id, &reply) {
+                Ok(frame) => outbox.push_first(frame, opened.fds),
+                Err(error) => Err(Full { queued: error.bytes }),
+            })
+            .map_err(End::Slow)
+    }
+
+    fn reply(&mut self, id: u64, reply: &Reply) -> Result<(), End> {
+        let outbox = &mut self.outbox;
+        let too_large = self.server.encode(|encoder| match encoder.reply(id, reply) {
+            Ok(frame) => outbox.push(frame).map(|()| None),
+            Err(error) => Ok(Some(error)),
+        });
+        let Some(too_large) = too_large.map_err(End::Slow)? else {
+            return Ok(());
+        };
+        if let Some(session) = &self.session {
+            dispatch::take_back(&self.server, session, reply);
+        }
+        let error = WireError::new(
+            ErrorCode::LimitExceeded,
+            format_args!("the reply would not fit: {too_large}"),
+            [too_large.bytes as u64, too_large.limit as u64],
+        );
+        self.reply(id, &Reply::Error(error))
+    }
+
+    /// Queues the last reply of this connection.
+    fn refuse(&mut self, id: u64, error: WireError) -> End {
+        let code = error.code;
+        match self.reply(id, &Reply::Error(error)) {
+            Ok(()) => End::Refused(code),
+            Err(end) => end,
+        }
+    }
+
+    fn refuse_frame(&mut self, error: FrameError) -> End {
+        let error = match error {
+            FrameError::TooLarge { bytes, limit } => {
+                WireError::new(ErrorCode::FrameTooLarge, error, [bytes as u64, limit as u64])
+            }
+            FrameError::Empty => WireError::new(ErrorCode::Malformed, error, []),
+        };
+        self.refuse(0, error)
+    }
+
+    fn refuse_descriptors(&mut self, broken: FdPassError) -> End {
+        let numbers = match broken {
+            FdPassError::Surplus { received, limit } | FdPassError::Truncated { received, limit } => {
+                vec![received as u64, limit as u64]
+            }
+            FdPassError::TooMany { .. } | FdPassError::NoBytes { .. } => vec![],
+        };
+        self.refuse(0, WireError::new(ErrorCode::Descriptors, broken, numbers))
+    }
+
+    /// The peer has closed its side, which is fine between two frames.
+    fn ended(&mut self) -> End {
+        if !self.reader.is_partial() {
+            return End::PeerClosed;
+        }
+        let cut = DecodeError::Malformed("the connection ended inside it".into());
+        self.refuse(0, cut.to_wire())
+    }
+
+    fn flush(&mut self) -> Result<(), End> {
+        self.outbox.flush(&self.stream).map_err(End::Io)
+    }
+
+    async fn flush_all(&mut self) -> io::Result<()> {
+        loop {
+            self.outbox.flush(&self.stream)?;
+            if self.outbox.is_empty() {
+                return Ok(());
+            }
+            self.stream.writable().await?;
+        }
+    }
+}

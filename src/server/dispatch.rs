@@ -1,0 +1,391 @@
+//! A request becomes a call of the binding or the core, and its result a reply.
+//!
+//! May import everything up to `cache`. No unsafe code.
+
+use std::os::fd::OwnedFd;
+
+use super::answer::Answer;
+use super::convert;
+use super::state::Server;
+use super::status::{self, SessionInfo};
+use crate::cache::{ClientId, ClientInfo, CommitRequest, Core, LookupRequest};
+use crate::control::region::CONTROL_BYTES;
+use crate::control::{NegotiateRequest, spans_alignment};
+use crate::keys::DomainFields;
+use crate::pool::FRAME_BYTES;
+use crate::shm::fdpass::PeerCred;
+use crate::wire::{
+    Commit, ErrorCode, Hello, HelloReply, Lookup, Negotiate, NegotiateReply, PROTOCOL_VERSION, PayloadPath,
+    Region, RegionKind, RegisterKvCache, RegisterReply, Reply, Request, Retrieve, WireError,
+};
+
+/// A connection that has said hello.
+pub(super) struct Session {
+    number: u64,
+    hello: Hello,
+    client: Option<ClientId>,
+}
+
+impl Session {
+    /// Its number in [`Server::sessions`].
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+/// What a hello led to.
+pub(super) struct Opened {
+    pub(super) session: Session,
+    pub(super) reply: HelloReply,
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+/// Answers the first frame of a connection.
+pub(super) fn open(server: &Server, hello: Hello, cred: PeerCred) -> Result<Opened, WireError> {
+    if hello.protocol_version != PROTOCOL_VERSION {
+        let theirs = hello.protocol_version;
+        return Err(WireError::new(
+            ErrorCode::ProtocolVersion,
+            format_args!(
+                "you speak protocol version {theirs}, this server version {PROTOCOL_VERSION}; upgrade the older of the two"
+            ),
+            [u64::from(theirs), u64::from(PROTOCOL_VERSION)],
+        ));
+    }
+    if server.is_draining() {
+        return Err(draining());
+    }
+    let control = server.control.client_fd().map_err(|e| e.to_wire())?;
+    let mut regions = vec![region(RegionKind::Control, 0, CONTROL_BYTES as u64)];
+    let mut fds = vec![control];
+    let client = if hello.wants_pool {
+        Some(open_pool(server, &hello, &mut regions, &mut fds)?)
+    } else {
+        None
+    };
+    let boot = server.control.boot();
+    let reply = HelloReply {
+        protocol_version: PROTOCOL_VERSION,
+        features: 0,
+        boot_id: boot.boot_id,
+        boot_seq: boot.boot_seq,
+        pool_id: server.pool_id,
+        frame_bytes: FRAME_BYTES as u32,
+        slab: client.map_or(0, |client| u32::from(client.slab())),
+        regions,
+    };
+    let number = server.begin_session(SessionInfo::new(&hello, cred, client));
+    let session = Session {
+        number,
+        hello,
+        client,
+    };
+    Ok(Opened { session, reply, fds })
+}
+
+/// A slab for the client, and the descriptors of the shm-direct path in the order of docs/protocol.md.
+fn open_pool(
+    server: &Server,
+    hello: &Hello,
+    regions: &mut Vec<Region>,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<ClientId, WireError> {
+    let mut core = server.core();
+    let client = core.open_client(client_info(hello)).map_err(|e| e.to_wire())?;
+    let parts = match core.regions(client) {
+        Ok(parts) => parts,
+        Err(error) => {
+            // Nothing was sent, so the lock byte cannot be held: this gives the slab back.
+            let _ = core.client_gone(client);
+            return Err(error.to_wire());
+        }
+    };
+    regions.extend([
+        region(RegionKind::Index, 0, parts.index_bytes),
+        region(RegionKind::Epochs, 0, parts.epochs_bytes),
+        region(RegionKind::PinSlab, parts.slab_offset, parts.slab_bytes),
+        region(RegionKind::Liveness, u64::from(client.slab()), 1),
+        region(RegionKind::Pool, 0, parts.pool_bytes),
+    ]);
+    fds.extend([parts.index, parts.epochs, parts.slabs, parts.liveness, parts.pool]);
+    Ok(client)
+}
+
+fn region(kind: RegionKind, offset: u64, bytes: u64) -> Region {
+    Region { kind, offset, bytes }
+}
+
+fn client_info(hello: &Hello) -> ClientInfo {
+    ClientInfo {
+        engine_instance: hello.engine_instance,
+        kind: convert::client_kind(hello.kind),
+        name: hello.name.clone(),
+    }
+}
+
+fn draining() -> WireError {
+    WireError::new(
+        ErrorCode::Draining,
+        "the server is stopping; connect again once a new one is up",
+        [],
+    )
+}
+
+/// Answers a frame after the hello.
+pub(super) fn answer(server: &Server, session: &mut Session, request: Request) -> Reply {
+    let changes = changes_totals(&request);
+    let reply = handle(server, session, request).unwrap_or_else(Reply::Error);
+    if changes {
+        server.publish_counters();
+    }
+    reply
+}
+
+/// Whether a request can move what the control region publishes.
+fn changes_totals(request: &Request) -> bool {
+    !matches!(
+        request,
+        Request::Hello(_) | Request::Negotiate(_) | Request::GetChunkSize | Request::Attach | Request::Status
+    )
+}
+
+fn handle(server: &Server, session: &mut Session, request: Request) -> Result<Reply, WireError> {
+    if server.is_draining() && takes_something_new(&request) {
+        return Err(draining());
+    }
+    match request {
+        Request::Hello(_) => Err(WireError::new(
+            ErrorCode::HelloExpected,
+            "a connection says hello once; open another connection",
+            [],
+        )),
+        Request::Negotiate(request) => negotiate(server, request),
+        Request::GetChunkSize => {
+            let chunk_size = server.binding.get_chunk_size().map_err(|e| e.to_wire())?;
+            Ok(Reply::Negotiate(NegotiateReply {
+                chunk_size: u64::from(chunk_size),
+                warnings: Vec::new(),
+            }))
+        }
+        Request::Attach => ack(with_client(server, session, Core::attach)),
+        Request::RegisterKvCache(request) => register(server, session, &request),
+        Request::UnregisterKvCache => ack(with_client(server, session, Core::unregister)),
+        Request::Lookup(request) => lookup(server, session, &request),
+        Request::Retrieve(request) => retrieve(server, session, &request),
+        Request::Release { pins } => ack(with_client(server, session, |core, client| {
+            core.release(client, &pins)
+        })),
+        Request::EndSession { session: label } => ack(with_client(server, session, |core, client| {
+            core.end_session(client, label)
+        })),
+        Request::Grant { bytes } => {
+            require_bound(server)?;
+            let extents = with_client(server, session, |core, client| core.grant(client, bytes))?;
+            Ok(Reply::Grant {
+                extents: convert::extents_to_wire(&extents),
+            })
+        }
+        Request::Commit(request) => commit(server, session, &request),
+        Request::Abort { extents } => {
+            let extents = convert::extents(&extents);
+            ack(with_client(server, session, |core, client| {
+                core.abort(client, &extents)
+            }))
+        }
+        Request::Clear => {
+            server.core().clear().map_err(|e| e.to_wire())?;
+            Ok(Reply::Ack)
+        }
+        Request::Status => Ok(Reply::Status {
+            json: status::document(server, session.number).to_string(),
+        }),
+    }
+}
+
+/// What a server that is stopping refuses. Everything that finishes or gives back is still taken.
+fn takes_something_new(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Negotiate(_)
+            | Request::GetChunkSize
+            | Request::Attach
+            | Request::RegisterKvCache(_)
+            | Request::Lookup(_)
+            | Request::Retrieve(_)
+            | Request::Grant { .. }
+    )
+}
+
+fn ack(done: Result<(), WireError>) -> Result<Reply, WireError> {
+    done.map(|()| Reply::Ack)
+}
+
+/// Calls the core as this session's client, which a peer without a pool becomes when it first needs to.
+fn with_client<T>(
+    server: &Server,
+    session: &mut Session,
+    call: impl FnOnce(&mut Core, ClientId) -> Result<T, crate::cache::CoreError>,
+) -> Result<T, WireError> {
+    let mut core = server.core();
+    let client = match session.client {
+        Some(client) => client,
+        None => {
+            let client = core
+                .open_client(client_info(&session.hello))
+                .map_err(|e| e.to_wire())?;
+            session.client = Some(client);
+            if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
+                info.client = Some(client);
+            }
+            client
+        }
+    };
+    call(&mut core, client).map_err(|e| e.to_wire())
+}
+
+fn require_bound(server: &Server) -> Result<u32, WireError> {
+    server.binding.require_bound().map_err(|e| e.to_wire())
+}
+
+fn negotiate(server: &Server, request: Negotiate) -> Result<Reply, WireError> {
+    let negotiated = server
+        .binding
+        .negotiate(NegotiateRequest {
+            required_alignment: request.required_alignment,
+            preferred_base: request.preferred_base,
+            previous_size: request.previous_size,
+            spans: convert::spans(&request.spans),
+        })
+        .map_err(|e| e.to_wire())?;
+    Ok(Reply::Negotiate(NegotiateReply {
+        chunk_size: u64::from(negotiated.chunk_size),
+        warnings: negotiated.warnings.iter().map(ToString::to_string).collect(),
+    }))
+}
+
+fn register(server: &Server, session: &mut Session, request: &RegisterKvCache) -> Result<Reply, WireError> {
+    let spans = convert::spans(&request.spans);
+    let chunk_size = server.binding.recheck(&spans).map_err(|e| e.to_wire())?;
+    check_alignment(request, chunk_size)?;
+    if request.payload_path == PayloadPath::ShmDirect && !session.hello.wants_pool {
+        return Err(WireError::new(
+            ErrorCode::InvalidArgument,
+            "payload path shm-direct needs the pool; connect with wants_pool set",
+            [u64::from(PayloadPath::ShmDirect.number())],
+        ));
+    }
+    let domain = &request.domain;
+    let fields = DomainFields {
+        model: domain.model.clone(),
+        weights_id: domain.weights_id.clone(),
+        kv_dtype: domain.kv_dtype.clone(),
+        fingerprint: domain.fingerprint.clone(),
+        parallel_shape: domain.parallel_shape.clone(),
+        chunk_size: u64::from(chunk_size),
+    };
+    let domain_seed = fields
+        .domain_seed()
+        .map_err(|error| WireError::new(ErrorCode::InvalidArgument, error, []))?;
+    let registration = convert::registration(request, domain_seed);
+    with_client(server, session, |core, client| {
+        core.register(client, &registration)
+    })?;
+    if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
+        info.registered(request);
+    }
+    Ok(Reply::Register(RegisterReply {
+        domain_seed,
+        chunk_size: u64::from(chunk_size),
+    }))
+}
+
+/// The alignment has to be what the spans give, as at negotiation.
+fn check_alignment(request: &RegisterKvCache, chunk_size: u32) -> Result<(), WireError> {
+    let sent = request.required_alignment;
+    let spans = request.spans.iter().map(|span| span.tokens);
+    let computed = spans_alignment(spans).ok().flatten().unwrap_or(0);
+    if sent == 0 || sent != computed {
+        return Err(WireError::new(
+            ErrorCode::InvalidAlignment,
+            format_args!(
+                "the required alignment is {sent} tokens, but the least common multiple of the registered spans is \
+                 {computed}; register what was negotiated"
+            ),
+            [sent, computed],
+        ));
+    }
+    if !u64::from(chunk_size).is_multiple_of(sent) {
+        return Err(WireError::new(
+            ErrorCode::IncompatibleChunkSize,
+            format_args!(
+                "the bound chunk size of {chunk_size} tokens is not a multiple of the {sent} tokens registered; \
+                 negotiate before registering"
+            ),
+            [u64::from(chunk_size), sent],
+        ));
+    }
+    Ok(())
+}
+
+fn lookup(server: &Server, session: &mut Session, request: &Lookup) -> Result<Reply, WireError> {
+    require_bound(server)?;
+    let tails = convert::tails(&request.tails);
+    let request = LookupRequest {
+        domain_seed: request.domain_seed,
+        session: request.session,
+        keys: &request.keys,
+        tails: &tails,
+        max_tokens: request.max_tokens,
+        local_tokens: request.local_tokens,
+        pin: request.pin,
+    };
+    let found = with_client(server, session, |core, client| core.lookup(client, &request))?;
+    Ok(Reply::Lookup(convert::lookup_reply(found)))
+}
+
+fn retrieve(server: &Server, session: &mut Session, request: &Retrieve) -> Result<Reply, WireError> {
+    require_bound(server)?;
+    let ids = convert::object_ids(&request.ids);
+    let (seed, label, part) = (request.domain_seed, request.session, request.part);
+    let places = with_client(server, session, |core, client| {
+        core.retrieve(client, seed, label, part, &ids)
+    })?;
+    Ok(Reply::Retrieve(convert::retrieve_reply(places)))
+}
+
+fn commit(server: &Server, session: &mut Session, request: &Commit) -> Result<Reply, WireError> {
+    require_bound(server)?;
+    let items = convert::store_items(&request.items);
+    let (extents, supersedes) = (
+        convert::extents(&request.extents),
+        convert::object_ids(&request.supersedes),
+    );
+    let request = CommitRequest {
+        domain_seed: request.domain_seed,
+        items: &items,
+        extents: &extents,
+        supersedes: &supersedes,
+        // A server that is stopping takes what was stored but grants nothing more.
+        credit_bytes: if server.is_draining() {
+            0
+        } else {
+            request.credit_bytes
+        },
+    };
+    let answer = with_client(server, session, |core, client| core.commit(client, &request))?;
+    Ok(Reply::Commit(convert::commit_reply(&answer)))
+}
+
+/// Undoes what a reply promised that could not be sent.
+pub(super) fn take_back(server: &Server, session: &Session, reply: &Reply) {
+    let Some(client) = session.client else { return };
+    let mut core = server.core();
+    // The client never learns of these, so nothing else can have ended them.
+    let _ = match reply {
+        Reply::Lookup(found) if found.pin != 0 => core.release(client, &[found.pin]),
+        Reply::Retrieve(places) if places.pin != 0 => core.release(client, &[places.pin]),
+        Reply::Grant { extents } => core.abort(client, &convert::extents(extents)),
+        Reply::Commit(answer) => core.abort(client, &convert::extents(&answer.granted)),
+        _ => Ok(()),
+    };
+}

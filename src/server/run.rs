@@ -1,0 +1,198 @@
+//! The life of a server: start, ready, serve, drain.
+//!
+//! May import everything up to `cache`. No unsafe code.
+
+use std::io;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use sd_notify::NotifyState;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::LocalSet;
+use tracing::{debug, error, info, warn};
+
+use super::config::Config;
+use super::listen::{self, SocketName};
+use super::state::Server;
+use super::{ServerError, accept, liveness};
+use crate::control::Health;
+use crate::pool::{Prefault, PrefaultEvent};
+use crate::shm::process::set_not_dumpable;
+
+/// How long connections have to read their last replies once the server is told to stop.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(4);
+/// How often the control region says that the server is alive, while a client is connected.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// Runs a server until it is told to stop. `started` is when the process began, for the log.
+///
+/// # Errors
+/// [`ServerError`] when it cannot start. A stop by a signal is a success.
+pub fn run(config: Config, started: Instant) -> Result<(), ServerError> {
+    set_not_dumpable()?;
+    info!(config = %config.to_toml().trim_end().replace('\n', ", "), "starting");
+    let (listener, name) = listen::listen(&config.socket)?;
+    let served = serve(config, started, listener, &name);
+    // Whatever happened, nothing named stays behind.
+    let removed = name.remove();
+    served?;
+    removed?;
+    info!("stopped");
+    Ok(())
+}
+
+fn serve(
+    config: Config,
+    started: Instant,
+    listener: std::os::unix::net::UnixListener,
+    name: &SocketName,
+) -> Result<(), ServerError> {
+    let failed = |what| move |source| ServerError::Runtime { what, source };
+    let server = Server::new(config, started)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed("starting the event loop"))?;
+    let tasks = LocalSet::new();
+    let result = tasks.block_on(&runtime, async {
+        listener
+            .set_nonblocking(true)
+            .map_err(failed("preparing the socket"))?;
+        let listener = UnixListener::from_std(listener).map_err(failed("preparing the socket"))?;
+        let signals = Signals::new().map_err(failed("preparing for signals"))?;
+        serve_until_stopped(&server, listener, signals, name).await
+    });
+    // Connections that outlasted their patience end here.
+    drop(tasks);
+    server.control.set_health(Health::Stopped);
+    result
+}
+
+async fn serve_until_stopped(
+    server: &Rc<Server>,
+    listener: UnixListener,
+    mut signals: Signals,
+    name: &SocketName,
+) -> Result<(), ServerError> {
+    let accepting = tokio::task::spawn_local(accept::accept(Rc::clone(server), listener));
+    tokio::task::spawn_local(liveness::watch_orphans(Rc::clone(server)));
+    tokio::task::spawn_local(beat(Rc::clone(server)));
+    server.control.set_health(Health::Serving);
+    announce(server);
+    // After the announcement: a large pool takes seconds, and only what is present is granted anyway.
+    let prefault = start_prefault(server)?;
+
+    let signal = signals.next().await;
+    info!(signal, connections = server.connections(), "stopping");
+    notify(&[NotifyState::Stopping]);
+    if let Err(error) = name.remove_socket() {
+        warn!(%error, "the socket's name could not be removed");
+    }
+    accepting.abort();
+    drop(prefault);
+    server.drain();
+    tokio::select! {
+        () = all_ended(server) => {}
+        () = tokio::time::sleep(DRAIN_PATIENCE) => {
+            warn!(connections = server.connections(), "stopping with connections that do not end");
+        }
+        signal = signals.next() => warn!(signal, "stopping at once"),
+    }
+    Ok(())
+}
+
+async fn all_ended(server: &Server) {
+    while server.connections() > 0 {
+        server.connections_ended.notified().await;
+    }
+}
+
+/// Says, to whoever started this process and in one line of the log, that clients can connect.
+fn announce(server: &Server) {
+    info!(
+        socket = %server.config.socket.display(),
+        pool_bytes = server.core().counters().1.total,
+        start_ms = format_args!("{:.1}", server.started.elapsed().as_secs_f64() * 1e3),
+        "ready"
+    );
+    notify(&[NotifyState::Ready]);
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        warn!(%error, "the service manager could not be notified");
+    }
+}
+
+/// Makes the pool's pages present in the background and tells the core how far that is.
+fn start_prefault(server: &Rc<Server>) -> Result<Prefault, ServerError> {
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let prefault = server.core().start_prefault(move |event| {
+        // Fails only when the server is gone, and then nobody wants to know.
+        let _ = sender.send(event);
+    })?;
+    let server = Rc::clone(server);
+    tokio::task::spawn_local(async move {
+        while let Some(event) = events.recv().await {
+            prefault_event(&server, event);
+        }
+    });
+    Ok(prefault)
+}
+
+fn prefault_event(server: &Server, event: PrefaultEvent) {
+    match event {
+        PrefaultEvent::Ready(bytes) => {
+            if let Err(error) = server.core().prefaulted(bytes) {
+                error!(%error, bytes, "prefaulted pages could not be taken over");
+            }
+        }
+        PrefaultEvent::Done => {
+            server.core().prefault_ended();
+            debug!("all of the pool is present");
+        }
+        PrefaultEvent::Failed(error) => {
+            server.core().prefault_ended();
+            warn!(%error, "the pool stays smaller than configured");
+        }
+    }
+    server.publish_counters();
+}
+
+/// Stores the clock while there is anybody to read it.
+async fn beat(server: Rc<Server>) {
+    loop {
+        server.session_began.notified().await;
+        while !server.sessions.borrow().is_empty() {
+            server.control.beat();
+            tokio::time::sleep(HEARTBEAT).await;
+        }
+    }
+}
+
+/// The signals that stop a server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.hangup.recv() => "SIGHUP",
+        }
+    }
+}

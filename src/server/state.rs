@@ -1,0 +1,210 @@
+//! What all connections share. One thread runs all of it; the core sits behind a lock only because a binding
+//! listener has to be able to travel between threads.
+//!
+//! May import everything up to `cache`. No unsafe code.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::{Notify, watch};
+
+use super::config::Config;
+use super::status::SessionInfo;
+use super::{ServerError, liveness};
+use crate::cache::{ClientId, Core, CoreConfig};
+use crate::control::{Binding, BindingListener, BootInfo, ChunkSizeCell, ControlRegion, Counter, Health};
+use crate::shm::process::random_id;
+use crate::sync::shared::Ordering;
+use crate::wire::Encoder;
+
+/// Replies of this size and more are rare; the memory for one is given back after it.
+const ENCODER_BYTES_KEPT: usize = 256 << 10;
+
+/// The server's state.
+pub(super) struct Server {
+    pub(super) config: Config,
+    pub(super) started: Instant,
+    pub(super) pool_id: [u8; 16],
+    pub(super) control: Arc<ControlRegion>,
+    pub(super) binding: Binding<ChunkSizeCell>,
+    core: Arc<Mutex<Core>>,
+    encoder: RefCell<Encoder>,
+    /// Connections that have said hello, by a number of their own.
+    pub(super) sessions: RefCell<BTreeMap<u64, SessionInfo>>,
+    next_session: Cell<u64>,
+    /// Woken when the first session begins.
+    pub(super) session_began: Notify,
+    /// Accepted connections, with and without a hello.
+    connections: Cell<usize>,
+    /// Woken when the last connection ends.
+    pub(super) connections_ended: Notify,
+    /// Clients without a connection whose lock byte was still held when it was last looked at.
+    pub(super) orphans: RefCell<Vec<ClientId>>,
+    /// Woken when an orphan is added.
+    pub(super) orphan_added: Notify,
+    draining: watch::Sender<bool>,
+}
+
+/// Takes the chunk size over into the core.
+struct CoreListener(Arc<Mutex<Core>>);
+
+impl BindingListener for CoreListener {
+    fn name(&self) -> &str {
+        "cache"
+    }
+
+    fn on_bound(&self, chunk_size: u32) -> Result<(), String> {
+        lock(&self.0)
+            .set_chunk_size(chunk_size)
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// Every method of the core leaves it consistent or says that it is not, so a panic elsewhere while the lock was held
+/// is no reason to stop.
+fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
+    core.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Server {
+    /// Makes all regions; touches no page of the pool.
+    pub(super) fn new(config: Config, started: Instant) -> Result<Rc<Self>, ServerError> {
+        let chunk_size = config.chunk_size_config().map_err(super::SettingsError::from)?;
+        let pool_id = random_id()?;
+        // A pool in anonymous memory lives as long as its server, so this is always its first boot.
+        let boot = BootInfo::fresh(1)?;
+        let core = Core::create(CoreConfig {
+            pool_bytes: config.pool_size.0,
+            boot_seq: boot.boot_seq,
+            pool_id,
+            max_clients: config.max_clients as usize,
+            ..CoreConfig::default()
+        })?;
+        let core = Arc::new(Mutex::new(core));
+        let control = Arc::new(ControlRegion::create(boot)?);
+        let binding = Binding::new(control.chunk_size_cell(), chunk_size);
+        binding.register(Arc::new(CoreListener(Arc::clone(&core))))?;
+        let server = Self {
+            config,
+            started,
+            pool_id,
+            control,
+            binding,
+            core,
+            encoder: RefCell::default(),
+            sessions: RefCell::default(),
+            next_session: Cell::new(1),
+            session_began: Notify::new(),
+            connections: Cell::new(0),
+            connections_ended: Notify::new(),
+            orphans: RefCell::default(),
+            orphan_added: Notify::new(),
+            draining: watch::Sender::new(false),
+        };
+        server.publish_counters();
+        Ok(Rc::new(server))
+    }
+
+    /// The core. Never held across an await, and never while the binding negotiates.
+    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
+        lock(&self.core)
+    }
+
+    /// Encodes into `out` with the shared encoder.
+    pub(super) fn encode<T>(&self, encode: impl FnOnce(&mut Encoder) -> T) -> T {
+        let mut encoder = self.encoder.borrow_mut();
+        let result = encode(&mut encoder);
+        encoder.trim(ENCODER_BYTES_KEPT);
+        result
+    }
+
+    /// Stores the core's totals where clients can read them.
+    pub(super) fn publish_counters(&self) {
+        let (counters, pool) = self.core().counters();
+        let values = [
+            (Counter::RequestedChunks, counters.requested),
+            (Counter::HitChunks, counters.hit),
+            (Counter::MissChunks, counters.miss),
+            (Counter::StoredObjects, counters.stored_objects),
+            (Counter::EvictedObjects, counters.evicted_objects),
+            (Counter::DroppedStores, counters.dropped_stores),
+            (Counter::PoolBytesTotal, pool.total),
+            (Counter::Prefaulted, pool.prefaulted),
+            (Counter::Used, pool.used),
+            (Counter::Granted, pool.granted),
+            (Counter::Pinned, pool.pinned),
+            (Counter::Quarantined, pool.quarantined),
+        ];
+        for (counter, value) in values {
+            self.control.counter(counter).store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a connection from accept to end.
+    pub(super) fn connection(self: &Rc<Self>) -> ConnectionCount {
+        self.connections.set(self.connections.get() + 1);
+        ConnectionCount(Rc::clone(self))
+    }
+
+    /// How many connections there are.
+    pub(super) fn connections(&self) -> usize {
+        self.connections.get()
+    }
+
+    /// Records a session; the number names it until [`Server::end_session`].
+    pub(super) fn begin_session(&self, info: SessionInfo) -> u64 {
+        let number = self.next_session.get();
+        self.next_session.set(number + 1);
+        let first = {
+            let mut sessions = self.sessions.borrow_mut();
+            sessions.insert(number, info);
+            sessions.len() == 1
+        };
+        if first {
+            self.control.beat();
+            self.session_began.notify_one();
+        }
+        number
+    }
+
+    /// Forgets a session and takes back what its client held, now or when the client is gone.
+    pub(super) fn end_session(&self, number: u64) {
+        let info = self.sessions.borrow_mut().remove(&number);
+        if let Some(client) = info.and_then(|info| info.client) {
+            liveness::disconnected(self, client);
+            self.publish_counters();
+        }
+    }
+
+    /// Whether the server is stopping.
+    pub(super) fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    /// Tells every connection to finish.
+    pub(super) fn drain(&self) {
+        self.control.set_health(Health::Draining);
+        self.draining.send_replace(true);
+    }
+
+    /// Changes once, when the server begins to stop.
+    pub(super) fn watch_drain(&self) -> watch::Receiver<bool> {
+        self.draining.subscribe()
+    }
+}
+
+/// One connection, while it exists.
+pub(super) struct ConnectionCount(Rc<Server>);
+
+impl Drop for ConnectionCount {
+    fn drop(&mut self) {
+        let left = self.0.connections.get() - 1;
+        self.0.connections.set(left);
+        if left == 0 {
+            self.0.connections_ended.notify_one();
+        }
+    }
+}

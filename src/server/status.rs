@@ -1,0 +1,239 @@
+//! The status document. Its shape is described in docs/operations.md and only grows.
+//!
+//! May import everything up to `cache`. No unsafe code.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::config::{ChunkSize, ChunkSizePolicy};
+use super::state::Server;
+use crate::cache::{ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, PayloadPath};
+use crate::control::{ChunkWord, Health, Minimum};
+use crate::pool::FRAME_BYTES;
+use crate::shm::fdpass::PeerCred;
+use crate::wire::{Hello, PeerKind, RegisterKvCache};
+
+/// The version of the document. Raised when a field changes its meaning; new fields do not count.
+const STATUS_VERSION: u32 = 1;
+
+/// What the server knows of a session besides what the core knows of its client.
+pub(super) struct SessionInfo {
+    pid: u32,
+    kind: PeerKind,
+    name: String,
+    engine_instance: [u8; 16],
+    pub(super) client: Option<ClientId>,
+    registered: Option<Registered>,
+}
+
+struct Registered {
+    model: String,
+    world_size: u32,
+    layers: u32,
+    blocks: u64,
+}
+
+impl SessionInfo {
+    pub(super) fn new(hello: &Hello, cred: PeerCred, client: Option<ClientId>) -> Self {
+        Self {
+            pid: cred.pid,
+            kind: hello.kind,
+            name: hello.name.clone(),
+            engine_instance: hello.engine_instance,
+            client,
+            registered: None,
+        }
+    }
+
+    pub(super) fn registered(&mut self, request: &RegisterKvCache) {
+        self.registered = Some(Registered {
+            model: request.domain.model.clone(),
+            world_size: request.world_size,
+            layers: request.layers,
+            blocks: request.blocks,
+        });
+    }
+}
+
+/// The document, without the session that asks.
+pub(super) fn document(server: &Server, asking: u64) -> Value {
+    let status = server.core().status();
+    let boot = server.control.boot();
+    let health = if server.is_draining() {
+        Health::Draining
+    } else {
+        Health::Serving
+    };
+    let pool = &status.pool;
+    json!({
+        "status_version": STATUS_VERSION,
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": boot.server_pid,
+        "boot_id": hex(&boot.boot_id),
+        "boot_seq": boot.boot_seq,
+        "pool_id": hex(&server.pool_id),
+        "started_unix_ms": boot.started_unix_ms,
+        "uptime_s": server.started.elapsed().as_secs(),
+        "health": health.name(),
+        "socket": server.config.socket.to_string_lossy(),
+        "binding": binding(server),
+        "pool": {
+            "total": pool.total,
+            "prefaulted": pool.prefaulted,
+            "free": pool.free,
+            "used": pool.used,
+            "granted": pool.granted,
+            "quarantined": pool.quarantined,
+            "pinned": pool.pinned,
+            "frame_bytes": FRAME_BYTES,
+        },
+        "objects": status.objects,
+        "limbo": status.limbo,
+        "partials": status.partials,
+        "domains": status.domains,
+        "counters": counters(&status),
+        "connections": server.connections(),
+        "clients": clients(server, &status, asking),
+    })
+}
+
+fn binding(server: &Server) -> Value {
+    let word = server.binding.word().unwrap_or(ChunkWord::Unbound);
+    let ChunkSize(minimum) = server.config.chunk_size;
+    json!({
+        "state": word.state().name(),
+        "chunk_size": word.size(),
+        "minimum": match minimum {
+            Minimum::Auto => json!("auto"),
+            Minimum::Tokens(tokens) => json!(tokens),
+        },
+        "policy": match server.config.chunk_size_policy {
+            ChunkSizePolicy::Negotiate => "negotiate",
+            ChunkSizePolicy::Fixed => "fixed",
+        },
+    })
+}
+
+fn counters(status: &CoreStatus) -> Value {
+    let counters = &status.counters;
+    json!({
+        "lookups": counters.lookups,
+        "requested": counters.requested,
+        "hit": counters.hit,
+        "miss": counters.miss,
+        "stored": counters.stored_objects,
+        "stored_bytes": counters.stored_bytes,
+        "evicted": counters.evicted_objects,
+        "dropped_stores": counters.dropped_stores,
+        "ended_partials": counters.ended_partials,
+    })
+}
+
+/// Sessions in the order in which they began, then clients whose connection is closed but who still live.
+fn clients(server: &Server, status: &CoreStatus, asking: u64) -> Vec<Value> {
+    let mut cores: HashMap<ClientId, &ClientStatus> =
+        status.clients.iter().map(|client| (client.id, client)).collect();
+    let sessions = server.sessions.borrow();
+    let mut rows: Vec<Value> = Vec::with_capacity(sessions.len());
+    for (&number, info) in sessions.iter() {
+        let core = info.client.and_then(|client| cores.remove(&client));
+        if number != asking {
+            rows.push(connected(info, core));
+        }
+    }
+    let mut orphans: Vec<&ClientStatus> = cores.into_values().collect();
+    orphans.sort_by_key(|client| client.id);
+    rows.extend(orphans.into_iter().map(orphan));
+    rows
+}
+
+fn connected(info: &SessionInfo, core: Option<&ClientStatus>) -> Value {
+    let mut row = json!({
+        "connected": true,
+        "pid": info.pid,
+        "name": info.name,
+        "kind": peer_kind(info.kind),
+        "engine": hex(&info.engine_instance),
+    });
+    add_core(&mut row, core);
+    row["registered"] = info.registered.as_ref().map_or(Value::Null, |registered| {
+        json!({
+            "model": registered.model,
+            "rank": core.and_then(|core| core.registered).map(|(rank, _)| rank),
+            "world_size": registered.world_size,
+            "layers": registered.layers,
+            "blocks": registered.blocks,
+        })
+    });
+    row
+}
+
+fn orphan(core: &ClientStatus) -> Value {
+    let mut row = json!({
+        "connected": false,
+        "pid": null,
+        "name": core.info.name,
+        "kind": match core.info.kind {
+            ClientKind::Unspecified => "unspecified",
+            ClientKind::Scheduler => "scheduler",
+            ClientKind::Worker => "worker",
+            ClientKind::Tool => "tool",
+        },
+        "engine": hex(&core.info.engine_instance),
+        "registered": null,
+    });
+    add_core(&mut row, Some(core));
+    row
+}
+
+fn add_core(row: &mut Value, core: Option<&ClientStatus>) {
+    row["slab"] = core.map_or(Value::Null, |core| json!(core.id.slab()));
+    row["attached"] = json!(core.is_some_and(|core| core.attached));
+    row["payload_path"] = json!(core.map_or("none", |core| payload_path(core.payload_path)));
+    row["granted"] = json!(core.map_or(0, |core| core.granted));
+    row["pins"] = json!(core.map_or(0, |core| core.pins));
+    row["reported"] = core.map_or(Value::Null, |core| reported(&core.reported));
+}
+
+fn reported(counters: &ClientCounters) -> Value {
+    json!({
+        "loads": counters.loads,
+        "loaded_bytes": counters.loaded_bytes,
+        "failed_loads": counters.failed_loads,
+        "stale_loads": counters.stale_loads,
+        "stores": counters.stores,
+        "stored_bytes": counters.stored_bytes,
+        "dropped_stores": counters.dropped_stores,
+        "degraded_seconds": counters.degraded_seconds,
+    })
+}
+
+fn peer_kind(kind: PeerKind) -> &'static str {
+    match kind {
+        PeerKind::Unspecified => "unspecified",
+        PeerKind::Scheduler => "scheduler",
+        PeerKind::Worker => "worker",
+        PeerKind::Tool => "tool",
+    }
+}
+
+fn payload_path(path: PayloadPath) -> &'static str {
+    match path {
+        PayloadPath::None => "none",
+        PayloadPath::ShmDirect => "shm-direct",
+        PayloadPath::Pinned => "pinned",
+        PayloadPath::Cuda => "cuda",
+        PayloadPath::ShmRing => "shm-ring",
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}

@@ -1,0 +1,183 @@
+//! The messages of a client.
+
+use super::field::{
+    bytes, chunk_key, extents, flag, in_extents, key, known, limited, object_id, object_ids, require, spans,
+    tail_key, text,
+};
+use super::{Decoded, fb};
+use crate::wire::error::DecodeError;
+use crate::wire::message::*;
+use crate::wire::{MAX_DOMAIN_FIELD_BYTES, MAX_GROUPS, MAX_ITEMS, MAX_KEYS, MAX_NAME_BYTES};
+
+pub(super) fn body(root: &fb::Request<'_>) -> Decoded<Request> {
+    use fb::RequestBody as Body;
+    let body_type = root.body_type();
+    match body_type {
+        Body::Hello => hello(require("body", root.body_as_hello())?).map(Request::Hello),
+        Body::Negotiate => negotiate(require("body", root.body_as_negotiate())?).map(Request::Negotiate),
+        Body::GetChunkSize => Ok(Request::GetChunkSize),
+        Body::Attach => Ok(Request::Attach),
+        Body::RegisterKvCache => {
+            register(require("body", root.body_as_register_kv_cache())?).map(Request::RegisterKvCache)
+        }
+        Body::UnregisterKvCache => Ok(Request::UnregisterKvCache),
+        Body::Lookup => lookup(require("body", root.body_as_lookup())?).map(Request::Lookup),
+        Body::Retrieve => retrieve(require("body", root.body_as_retrieve())?).map(Request::Retrieve),
+        Body::Release => {
+            let pins = require("body", root.body_as_release())?.pins();
+            let pins = limited("pins", pins, MAX_ITEMS)?.map_or_else(Vec::new, |v| v.iter().collect());
+            Ok(Request::Release { pins })
+        }
+        Body::EndSession => Ok(Request::EndSession {
+            session: require("body", root.body_as_end_session())?.session(),
+        }),
+        Body::Grant => Ok(Request::Grant {
+            bytes: require("body", root.body_as_grant())?.bytes(),
+        }),
+        Body::Commit => commit(require("body", root.body_as_commit())?).map(Request::Commit),
+        Body::Abort => {
+            let body = require("body", root.body_as_abort())?;
+            Ok(Request::Abort {
+                extents: extents(body.extents())?,
+            })
+        }
+        Body::Clear => Ok(Request::Clear),
+        Body::Status => Ok(Request::Status),
+        Body::NONE => Err(DecodeError::Missing { field: "body" }),
+        other => Err(DecodeError::UnknownMessage {
+            message_type: other.0,
+        }),
+    }
+}
+
+fn hello(body: fb::Hello<'_>) -> Decoded<Hello> {
+    let mut engine_instance = [0; 16];
+    if let Some(bytes) = body.engine_instance() {
+        let bytes = bytes.bytes();
+        if bytes.len() != engine_instance.len() {
+            return Err(DecodeError::WrongLength {
+                field: "engine_instance",
+                found: bytes.len(),
+                expected: engine_instance.len(),
+            });
+        }
+        engine_instance.copy_from_slice(bytes);
+    }
+    let kind = body.kind().0;
+    Ok(Hello {
+        protocol_version: body.protocol_version(),
+        features: body.features(),
+        // The kind is only shown; a later one must not keep a client from connecting.
+        kind: PeerKind::from_number(kind).unwrap_or(PeerKind::Unspecified),
+        name: text("name", body.name(), MAX_NAME_BYTES)?,
+        engine_instance,
+        wants_pool: body.wants_pool(),
+    })
+}
+
+fn negotiate(body: fb::Negotiate<'_>) -> Decoded<Negotiate> {
+    Ok(Negotiate {
+        required_alignment: body.required_alignment(),
+        spans: spans(body.spans())?,
+        preferred_base: body.preferred_base(),
+        previous_size: body.previous_size(),
+    })
+}
+
+fn register(body: fb::RegisterKvCache<'_>) -> Decoded<RegisterKvCache> {
+    let path = body.payload_path().0;
+    let mut groups = Vec::new();
+    for group in limited("groups", body.groups(), MAX_GROUPS)?.iter().flatten() {
+        groups.push(ObjectGroup {
+            group: group.group(),
+            kind: known("groups.kind", GroupKind::from_number, group.kind().0)?,
+            parts: group.parts(),
+            part: group.part(),
+            window_tokens: group.window_tokens(),
+            unit_bytes: group.unit_bytes(),
+        });
+    }
+    Ok(RegisterKvCache {
+        domain: domain(require("domain", body.domain())?)?,
+        rank: body.rank(),
+        world_size: body.world_size(),
+        required_alignment: body.required_alignment(),
+        spans: spans(body.spans())?,
+        groups,
+        layers: body.layers(),
+        blocks: body.blocks(),
+        payload_path: known("payload_path", PayloadPath::from_number, path)?,
+        stores: body.stores(),
+    })
+}
+
+fn domain(body: fb::Domain<'_>) -> Decoded<Domain> {
+    Ok(Domain {
+        model: text("domain.model", body.model(), MAX_DOMAIN_FIELD_BYTES)?,
+        weights_id: bytes("domain.weights_id", body.weights_id())?,
+        kv_dtype: text("domain.kv_dtype", body.kv_dtype(), MAX_DOMAIN_FIELD_BYTES)?,
+        fingerprint: bytes("domain.fingerprint", body.fingerprint())?,
+        parallel_shape: text(
+            "domain.parallel_shape",
+            body.parallel_shape(),
+            MAX_DOMAIN_FIELD_BYTES,
+        )?,
+    })
+}
+
+fn lookup(body: fb::Lookup<'_>) -> Decoded<Lookup> {
+    let keys = limited("keys", body.keys(), MAX_KEYS)?;
+    let tails = limited("tails", body.tails(), MAX_KEYS)?;
+    Ok(Lookup {
+        domain_seed: key("domain_seed", body.domain_seed())?,
+        session: body.session(),
+        keys: keys.map_or_else(Vec::new, |v| v.iter().map(chunk_key).collect()),
+        tails: tails.map_or_else(Vec::new, |v| v.iter().map(tail_key).collect()),
+        max_tokens: body.max_tokens(),
+        local_tokens: body.local_tokens(),
+        pin: body.pin(),
+    })
+}
+
+fn retrieve(body: fb::Retrieve<'_>) -> Decoded<Retrieve> {
+    Ok(Retrieve {
+        domain_seed: key("domain_seed", body.domain_seed())?,
+        session: body.session(),
+        part: body.part(),
+        ids: object_ids("ids", body.ids())?,
+    })
+}
+
+fn commit(body: fb::Commit<'_>) -> Decoded<Commit> {
+    let extents = extents(body.extents())?;
+    let mut items = Vec::new();
+    if let Some(rows) = limited("items", body.items(), MAX_ITEMS)? {
+        items.reserve_exact(rows.len());
+        for (index, row) in rows.iter().enumerate() {
+            items.push(store_item(index, row, extents.len())?);
+        }
+    }
+    Ok(Commit {
+        domain_seed: key("domain_seed", body.domain_seed())?,
+        items,
+        extents,
+        supersedes: object_ids("supersedes", body.supersedes())?,
+        credit_bytes: body.credit_bytes(),
+    })
+}
+
+fn store_item(index: usize, row: &fb::StoreItem, extents: usize) -> Decoded<StoreItem> {
+    let has_parent = flag("items.has_parent", row.has_parent())?;
+    let (first_extent, extent_count) = (row.first_extent(), row.extent_count());
+    in_extents(index, first_extent, extent_count, extents)?;
+    Ok(StoreItem {
+        id: object_id(row.id()),
+        parent: has_parent.then(|| chunk_key(row.parent())),
+        skipped: flag("items.skipped", row.skipped())?,
+        part: row.part(),
+        tokens: row.tokens(),
+        bytes: row.bytes(),
+        first_extent,
+        extent_count,
+    })
+}

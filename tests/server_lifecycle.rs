@@ -1,0 +1,564 @@
+//! Starting, stopping, and everything a server leaves or must not leave behind.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::*;
+use kvasir::control::Health;
+use kvasir::wire::*;
+use nix::sys::signal::Signal;
+use nix::unistd::geteuid;
+use serde_json::Value;
+
+/// The user that tests become when they run as root and need another.
+const NOBODY: u32 = 65534;
+
+fn names(directory: &Path) -> BTreeSet<String> {
+    fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+fn kvasir_names(directory: &str) -> BTreeSet<String> {
+    let all = names(Path::new(directory));
+    all.into_iter().filter(|name| name.contains("kvasir")).collect()
+}
+
+#[test]
+fn a_stop_drains_and_leaves_nothing_named_behind() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut server = ServerProcess::start();
+        let mut client = server.worker();
+        store(&mut client, 1);
+        let control = client.control();
+        assert_eq!(control.health().unwrap(), Health::Serving);
+        assert_eq!(
+            names(server.directory()),
+            BTreeSet::from(["k.sock", "k.sock.lock", "log"].map(String::from))
+        );
+        assert!(fs::metadata(server.socket()).unwrap().file_type().is_socket());
+        assert_eq!(
+            fs::metadata(server.socket()).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        server.signal(signal);
+        client.expect_closed();
+        assert!(server.wait().success(), "{}", server.log());
+        assert_eq!(names(server.directory()), BTreeSet::from(["log".to_owned()]));
+        assert_eq!(
+            control.health().unwrap(),
+            Health::Stopped,
+            "those who still map it can tell"
+        );
+    }
+}
+
+#[test]
+fn what_had_arrived_before_a_stop_is_answered() {
+    let mut server = ServerProcess::start();
+    let mut client = server.worker();
+    let extent = grant_one(&mut client);
+    let commit = commit_of(&client, 1, extent);
+    // Both are in the socket before the server sees either: it is stopped while they are sent.
+    server.signal(Signal::SIGSTOP);
+    let id = client.send(&Request::Commit(commit));
+    server.signal(Signal::SIGTERM);
+    server.signal(Signal::SIGCONT);
+    match client.receive() {
+        Some((answered, Reply::Commit(reply))) => {
+            assert_eq!(answered, id);
+            assert_eq!(reply.outcomes, [CommitOutcome::Published]);
+        }
+        other => panic!("{other:?}"),
+    }
+    client.expect_closed();
+    assert!(server.wait().success());
+}
+
+#[test]
+fn a_killed_server_leaves_no_shared_memory_and_its_path_is_taken_over() {
+    let before = kvasir_names("/dev/shm");
+    let mut server = ServerProcess::start();
+    let mut client = server.worker();
+    store(&mut client, 1);
+    assert_eq!(kvasir_names("/dev/shm"), before);
+    server.signal(Signal::SIGKILL);
+    server.wait();
+    assert_eq!(kvasir_names("/dev/shm"), before);
+    client.expect_closed();
+    // The socket's name is still there and refuses connections, which is what stale means.
+    assert!(server.socket().exists());
+    let socket = server.socket().to_str().unwrap().to_owned();
+    let mut next = Command::new(KVASIR);
+    next.args(["serve", "--socket", &socket, "--pool-size", "1MiB"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null());
+    clear_environment(&mut next);
+    let mut next = next.spawn().unwrap();
+    eventually("the next server", || UnixStream::connect(&socket).is_ok());
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(next.id() as i32), Signal::SIGTERM).unwrap();
+    assert!(next.wait().unwrap().success());
+}
+
+#[test]
+fn socket_paths_that_cannot_be_used_say_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    fs::write(at("file"), "mine").unwrap();
+    let foreign = UnixListener::bind(at("foreign.sock")).unwrap();
+    for (socket, why) in [
+        (directory.path().to_str().unwrap().to_owned(), "is a directory"),
+        (at(&"x".repeat(150)), "107"),
+        (at("none/k.sock"), "does not exist"),
+        (at("file"), "not a socket"),
+        (at("file/k.sock"), "not a directory"),
+        (at("foreign.sock"), "another server is running"),
+    ] {
+        let (code, _, error) = run(&["serve", "--socket", &socket, "--pool-size", "1MiB"], |_| {});
+        assert_eq!(code, Some(1), "{socket}: {error}");
+        assert!(error.contains(why), "{socket}: {error}");
+    }
+    assert_eq!(fs::read_to_string(at("file")).unwrap(), "mine");
+    assert!(
+        UnixStream::connect(at("foreign.sock")).is_ok(),
+        "a live listener is never unlinked"
+    );
+    drop(foreign);
+    assert_eq!(
+        names(directory.path()),
+        BTreeSet::from(["file", "foreign.sock"].map(String::from))
+    );
+}
+
+#[test]
+fn settings_have_one_order_of_precedence() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kvasir.toml");
+    fs::write(
+        &file,
+        "pool-size = \"1GiB\"\nchunk-size = 512\nmax-clients = 7\nsocket = \"/from/file\"\n",
+    )
+    .unwrap();
+    let file = file.to_str().unwrap();
+    let (code, shown, error) = run(
+        &[
+            "serve",
+            "--config",
+            file,
+            "--print-config",
+            "--pool-size",
+            "64MiB",
+        ],
+        |command| {
+            command
+                .env("KVASIR_POOL_SIZE", "128MiB")
+                .env("KVASIR_CHUNK_SIZE", "auto");
+        },
+    );
+    assert_eq!(code, Some(0), "{error}");
+    let shown: toml::Table = shown.parse().unwrap();
+    let text = |name: &str| shown[name].as_str().map(str::to_owned);
+    assert_eq!(text("pool-size").as_deref(), Some("64MiB"), "the flag wins");
+    assert_eq!(
+        text("chunk-size").as_deref(),
+        Some("auto"),
+        "then the environment"
+    );
+    assert_eq!(shown["max-clients"].as_integer(), Some(7), "then the file");
+    assert_eq!(text("socket").as_deref(), Some("/from/file"));
+    assert_eq!(
+        text("chunk-size-policy").as_deref(),
+        Some("negotiate"),
+        "then the default"
+    );
+
+    // What is printed is a file that gives the same again.
+    let printed = directory.path().join("printed.toml");
+    fs::write(&printed, toml::to_string(&shown).unwrap()).unwrap();
+    let (_, again, _) = run(
+        &["serve", "--config", printed.to_str().unwrap(), "--print-config"],
+        |_| {},
+    );
+    assert_eq!(again.parse::<toml::Table>().unwrap(), shown);
+}
+
+#[test]
+fn unknown_settings_are_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kvasir.toml");
+    fs::write(&file, "pool_size = \"1GiB\"\n").unwrap();
+    let (code, _, error) = run(&["serve", "--config", file.to_str().unwrap()], |_| {});
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("pool_size") && error.contains("pool-size"),
+        "{error}"
+    );
+    for args in [
+        &["serve", "--pool", "1GiB"][..],
+        &["serve", "--pool-size", "4GB"],
+        &["serve", "--chunk-size", "many"],
+        &["serve", "--max-clients", "257"],
+        &["serve", "--pool-size", "1KiB"],
+    ] {
+        let (code, _, error) = run(args, |_| {});
+        assert_eq!(code, Some(2), "{args:?}: {error}");
+        assert!(!error.is_empty());
+    }
+}
+
+#[test]
+fn ready_is_announced_to_the_service_manager_and_in_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(WATCHDOG)).unwrap();
+    let mut server = ServerProcess::with(&["--pool-size", "16MiB"], |command| {
+        command.env("NOTIFY_SOCKET", &path);
+    });
+    let mut message = [0; 256];
+    let bytes = manager.recv(&mut message).unwrap();
+    assert_eq!(&message[..bytes], b"READY=1\n");
+    server.wait_log("ready");
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains("ready")).unwrap();
+    for field in ["socket=", "pool_bytes=16777216", "start_ms="] {
+        assert!(line.contains(field), "{line}");
+    }
+    server.wait_prefaulted();
+    server.signal(Signal::SIGTERM);
+    let bytes = manager.recv(&mut message).unwrap();
+    assert_eq!(&message[..bytes], b"STOPPING=1\n");
+    assert!(server.wait().success());
+}
+
+fn keys(value: &Value) -> BTreeSet<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_status_document_has_its_documented_shape() {
+    let server = ServerProcess::start();
+    server.wait_prefaulted();
+    let mut worker = server.worker();
+    store(&mut worker, 1);
+    let mut scheduler = server.worker();
+    assert!(matches!(
+        scheduler.call(&lookup(&scheduler, &[1, 2])),
+        Reply::Lookup(_)
+    ));
+    let socket = server.socket().to_str().unwrap();
+    let (code, json, error) = run(&["status", "--json", "--socket", socket], |_| {});
+    assert_eq!(code, Some(0), "{error}");
+    let status: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        keys(&status),
+        BTreeSet::from([
+            "status_version",
+            "version",
+            "pid",
+            "boot_id",
+            "boot_seq",
+            "pool_id",
+            "started_unix_ms",
+            "uptime_s",
+            "health",
+            "socket",
+            "binding",
+            "pool",
+            "objects",
+            "limbo",
+            "partials",
+            "domains",
+            "counters",
+            "connections",
+            "clients",
+        ])
+    );
+    assert_eq!(
+        keys(&status["pool"]),
+        BTreeSet::from([
+            "total",
+            "prefaulted",
+            "free",
+            "used",
+            "granted",
+            "quarantined",
+            "pinned",
+            "frame_bytes",
+        ])
+    );
+    assert_eq!(
+        keys(&status["counters"]),
+        BTreeSet::from([
+            "lookups",
+            "requested",
+            "hit",
+            "miss",
+            "stored",
+            "stored_bytes",
+            "evicted",
+            "dropped_stores",
+            "ended_partials",
+        ])
+    );
+    let client_keys = [
+        "connected",
+        "pid",
+        "name",
+        "kind",
+        "engine",
+        "slab",
+        "attached",
+        "payload_path",
+        "granted",
+        "pins",
+        "registered",
+        "reported",
+    ];
+    for client in status["clients"].as_array().unwrap() {
+        assert_eq!(keys(client), BTreeSet::from(client_keys));
+    }
+    assert_eq!(status["pid"], server.pid());
+    assert_eq!(status["health"], "serving");
+    assert_eq!(
+        status["binding"],
+        serde_json::json!({"state": "bound", "chunk_size": 256, "minimum": 256, "policy": "negotiate"})
+    );
+    assert_eq!(
+        (&status["objects"], &status["pool"]["used"]),
+        (&1.into(), &CHUNK_BYTES.into())
+    );
+    assert_eq!(
+        status["counters"]["requested"], 8,
+        "two chunks of four units each"
+    );
+    assert_eq!(status["counters"]["hit"], 4);
+    assert_eq!(
+        status["clients"].as_array().unwrap().len(),
+        2,
+        "not the one that asks"
+    );
+    assert_eq!(status["clients"][0]["pid"], std::process::id());
+    assert_eq!(status["clients"][0]["payload_path"], "shm-direct");
+    assert_eq!(status["clients"][0]["registered"]["model"], "test/model");
+    assert_balanced(&status);
+
+    let (code, table, _) = run(&["status", "--socket", socket], |_| {});
+    assert_eq!(code, Some(0));
+    for text in ["256 tokens, bound", "16.0 MiB", "shm-direct", "4 of 8 units hit"] {
+        assert!(table.contains(text), "{table}");
+    }
+}
+
+#[test]
+fn the_control_region_shows_the_same_numbers() {
+    use kvasir::control::Counter;
+    let server = ServerProcess::start();
+    server.wait_prefaulted();
+    let mut client = server.worker();
+    store(&mut client, 1);
+    assert!(matches!(client.call(&lookup(&client, &[1, 2])), Reply::Lookup(_)));
+    let status = server.status();
+    let control = client.control();
+    for (counter, value) in [
+        (Counter::RequestedChunks, &status["counters"]["requested"]),
+        (Counter::HitChunks, &status["counters"]["hit"]),
+        (Counter::MissChunks, &status["counters"]["miss"]),
+        (Counter::StoredObjects, &status["counters"]["stored"]),
+        (Counter::PoolBytesTotal, &status["pool"]["total"]),
+        (Counter::Prefaulted, &status["pool"]["prefaulted"]),
+        (Counter::Used, &status["pool"]["used"]),
+        (Counter::Granted, &status["pool"]["granted"]),
+        (Counter::Pinned, &status["pool"]["pinned"]),
+    ] {
+        assert_eq!(
+            Some(control.counter(counter)),
+            value.as_u64(),
+            "{}",
+            counter.name()
+        );
+    }
+    assert_eq!(control.chunk_word().unwrap().bound(), Some(CHUNK as u32));
+}
+
+#[test]
+fn the_heartbeat_runs_while_somebody_is_connected() {
+    let server = ServerProcess::start();
+    let client = server.worker();
+    let control = client.control();
+    let first = control.heartbeat_ms();
+    eventually("two beats", || control.heartbeat_ms() >= first + 2000);
+}
+
+#[test]
+fn status_of_no_server_and_a_reader_that_leaves() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("none.sock");
+    let (code, _, error) = run(&["status", "--socket", socket.to_str().unwrap()], |_| {});
+    assert_eq!(code, Some(1));
+    assert!(
+        error.contains("none.sock") && error.contains("kvasir serve"),
+        "{error}"
+    );
+
+    for args in [&["vllm-args"][..], &["serve", "--print-config"], &["--help"]] {
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(KVASIR);
+        clear_environment(&mut command);
+        let output = command.args(args).stdout(writer).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code().is_some(), "{args:?} died");
+        assert!(!error.contains("panicked"), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn vllm_args_prints_the_configuration() {
+    let (code, json, _) = run(&["vllm-args", "--socket", "/run/k.sock"], |_| {});
+    assert_eq!(code, Some(0));
+    let document: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        document,
+        serde_json::json!({
+            "kv_connector": "KvasirConnector",
+            "kv_connector_module_path": "kvasir.vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"kvasir.socket": "/run/k.sock"},
+        })
+    );
+}
+
+/// A server and a directory of another user, or of this one when it is not root.
+struct Unprivileged {
+    directory: tempfile::TempDir,
+    server: std::process::Child,
+}
+
+impl Unprivileged {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        // The build directory may be closed to others.
+        let program = directory.path().join("kvasir");
+        fs::copy(KVASIR, &program).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = Command::new(&program);
+        command
+            .args(["serve", "--pool-size", "16MiB", "--socket"])
+            .arg(directory.path().join("k.sock"))
+            .stdin(Stdio::null())
+            .stderr(fs::File::create(directory.path().join("log")).unwrap());
+        clear_environment(&mut command);
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(directory.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let server = command.spawn().unwrap();
+        let started = Self { directory, server };
+        eventually("the server", || UnixStream::connect(started.socket()).is_ok());
+        started
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self.directory.path().join("k.sock")
+    }
+}
+
+impl Drop for Unprivileged {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+/// A process that is not dumpable has its files in /proc owned by root, whoever runs it.
+#[test]
+fn the_server_cannot_be_dumped_or_traced_by_its_user() {
+    let server = Unprivileged::start();
+    let mut sleep = Command::new("sleep");
+    sleep.arg("600");
+    if geteuid().is_root() {
+        sleep.uid(NOBODY).gid(NOBODY);
+    }
+    let mut sleep = sleep.spawn().unwrap();
+    let owner = |pid: u32| fs::metadata(format!("/proc/{pid}/mem")).unwrap().uid();
+    let expected = if geteuid().is_root() {
+        NOBODY
+    } else {
+        geteuid().as_raw()
+    };
+    let control = owner(sleep.id());
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    assert_eq!(control, expected, "an ordinary process belongs to its user");
+    assert_eq!(owner(server.server.id()), 0, "the server does not");
+}
+
+/// Run as root: the server is another user's, so root is the stranger at its socket.
+#[test]
+fn another_user_is_refused_and_the_server_needs_no_privileges() {
+    if !geteuid().is_root() {
+        eprintln!("SKIPPED: needs root to be two users");
+        return;
+    }
+    let server = Unprivileged::start();
+    let mut stranger = RawClient::connect(&server.socket());
+    let error = stranger.expect_error();
+    assert_eq!(
+        (error.code, error.numbers),
+        (ErrorCode::PermissionDenied, vec![0, u64::from(NOBODY)])
+    );
+    stranger.expect_closed();
+    let mut own = Command::new(server.directory.path().join("kvasir"));
+    clear_environment(&mut own);
+    own.args(["status", "--socket"])
+        .arg(server.socket())
+        .uid(NOBODY)
+        .gid(NOBODY);
+    let output = own.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn more_connections_than_allowed_are_refused_and_come_back() {
+    let server = ServerProcess::with_args(&["--pool-size", "16MiB", "--max-clients", "2"]);
+    let _workers = [server.worker(), server.worker()];
+    let mut third = server.connect();
+    let error = third.refused(&hello(true));
+    assert_eq!(error.code, ErrorCode::LimitExceeded, "{error}");
+    // Questions still get through, up to the limit of connections.
+    let mut tools = Vec::new();
+    let refused = loop {
+        let mut client = server.connect();
+        let id = client.frame(&hello(false));
+        // A refused connection may be closed before the hello is written.
+        let _ = client.send_bytes(&id.1);
+        match client.receive() {
+            Some((_, Reply::Hello(_))) => tools.push(client),
+            Some((_, Reply::Error(error))) => break error,
+            other => panic!("{other:?}"),
+        }
+        assert!(tools.len() < 1000, "there is no limit");
+    };
+    assert_eq!(refused.code, ErrorCode::LimitExceeded);
+    assert!(refused.message.contains("--max-clients"), "{refused}");
+    tools.clear();
+    eventually("room for another", || {
+        let mut client = server.connect();
+        let (_, frame) = client.frame(&hello(false));
+        client.send_bytes(&frame).is_ok() && matches!(client.receive(), Some((_, Reply::Hello(_))))
+    });
+}
