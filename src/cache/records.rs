@@ -121,7 +121,7 @@ impl Records {
     }
 
     /// The object is out of the index; it keeps its number and its place in the tree.
-    pub(super) fn to_limbo(&mut self, record: u32) {
+    pub(super) fn enter_limbo(&mut self, record: u32) {
         let entry = *self.get(record);
         if entry.state == RecordState::Live {
             self.live -= 1;
@@ -135,7 +135,7 @@ impl Records {
         self.policy.removed(record);
     }
 
-    /// The number is free again. A live record goes through [`Records::to_limbo`] first.
+    /// The number is free again. A live record goes through [`Records::enter_limbo`] first.
     pub(super) fn close(&mut self, record: u32) {
         self.attach(record, None);
         *self.get_mut(record) = UNUSED;

@@ -164,18 +164,15 @@ impl Pool {
             .move_frames(Class::Granted, Class::Used, count_frames(extents))
     }
 
-    /// Frames of an object become free. Its epochs and record have been cleared; `fence` has been called.
+    /// Frames of an object become free. Its epochs and the state of its record have been cleared before.
     pub fn free_used(&mut self, extents: &[Extent]) -> Result<(), PoolError> {
+        self.directory.set_owner(extents, Owner::Free);
         self.free(extents, Class::Used)
     }
 
-    /// Between clearing words and handing frames out again.
-    pub fn fence() {
-        fence(Ordering::Release);
-    }
-
     fn free(&mut self, extents: &[Extent], from: Class) -> Result<(), PoolError> {
-        Self::fence();
+        // Between clearing words and handing the frames out again.
+        fence(Ordering::Release);
         for extent in extents {
             self.allocator.release(*extent)?;
         }

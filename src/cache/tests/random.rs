@@ -261,7 +261,7 @@ impl World {
         if hit > 0 {
             let state = of(2).next().expect("a state at the boundary");
             assert_eq!(u64::from(state.chunk * CHUNK + state.tokens), hit);
-            let last = of(1).last().expect("a window before the boundary");
+            let last = of(1).next_back().expect("a window before the boundary");
             assert!(u64::from(last.chunk * CHUNK + last.tokens) >= hit);
         }
         for load in &answer.loads {

@@ -1,0 +1,183 @@
+//! What does a lookup cost the server, and what do more object groups add to it?
+//!
+//! 128 chunks that are all present, answered and pinned through the core, and released again: with one
+//! full-attention group, and with six groups (full attention, three windows, chunked local, recurrent) of
+//! which every chunk has an object. The last line is the ratio of the medians, taken alternately so that a
+//! busy machine disturbs both sides alike; the goal is at most 3.
+
+use std::hint::black_box;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use criterion::Criterion;
+use kvasir::cache::{
+    ClientId, ClientInfo, CommitRequest, Core, CoreConfig, Extent, GroupRegistration, LookupRequest,
+    ObjectId, PayloadPath, Registration, StoreItem,
+};
+use kvasir::geometry::ObjectKind;
+use kvasir::keys::ChunkKey;
+use kvasir::shm::lock::try_lock_byte;
+
+const CHUNKS: u64 = 128;
+const CHUNK_TOKENS: u32 = 256;
+const ALIGNMENT: u64 = 32;
+const FRAME: u64 = 65536;
+const POOL: u64 = 2048 * FRAME;
+const ONE: &[ObjectKind] = &[ObjectKind::Full];
+const SIX: &[ObjectKind] = &[
+    ObjectKind::Full,
+    ObjectKind::Window { tokens: 128 },
+    ObjectKind::Window { tokens: 512 },
+    ObjectKind::Window { tokens: 1024 },
+    ObjectKind::ChunkedLocal { tokens: 8192 },
+    ObjectKind::Recurrent,
+];
+
+struct Cache {
+    core: Core,
+    client: ClientId,
+    seed: ChunkKey,
+    keys: Vec<ChunkKey>,
+    _liveness: OwnedFd,
+}
+
+impl Cache {
+    /// A core in which every group has an object of every chunk, one frame each.
+    fn filled(kinds: &[ObjectKind]) -> Self {
+        let config = CoreConfig {
+            pool_bytes: POOL,
+            ..CoreConfig::default()
+        };
+        let mut core = Core::create(config).expect("core");
+        core.set_chunk_size(CHUNK_TOKENS).expect("chunk size");
+        core.prefaulted(POOL).expect("prefaulted");
+        let client = core.open_client(ClientInfo::default()).expect("client");
+        let regions = core.regions(client).expect("regions");
+        assert!(try_lock_byte(regions.liveness.as_fd(), client.slab().into()).expect("lock"));
+        core.attach(client).expect("attach");
+        let seed = ChunkKey::from_bytes([7; 32]);
+        let keys = (0..CHUNKS)
+            .map(|i| ChunkKey::from_bytes(*blake3::hash(&i.to_le_bytes()).as_bytes()))
+            .collect();
+        let mut cache = Self {
+            core,
+            client,
+            seed,
+            keys,
+            _liveness: regions.liveness,
+        };
+        cache.register(kinds);
+        for (group, kind) in kinds.iter().enumerate() {
+            cache.store(group as u16, *kind);
+        }
+        cache
+    }
+
+    fn register(&mut self, kinds: &[ObjectKind]) {
+        let groups = kinds.iter().enumerate().map(|(group, kind)| GroupRegistration {
+            group: group as u16,
+            kind: *kind,
+            parts: 1,
+            part: 0,
+            unit_bytes: 1024,
+        });
+        let registration = Registration {
+            domain_seed: self.seed,
+            rank: 0,
+            world_size: 1,
+            required_alignment: ALIGNMENT,
+            groups: groups.collect(),
+            payload_path: PayloadPath::ShmDirect,
+            stores: true,
+        };
+        self.core.register(self.client, &registration).expect("register");
+    }
+
+    fn store(&mut self, group: u16, kind: ObjectKind) {
+        let granted = self.core.grant(self.client, CHUNKS * FRAME).expect("grant");
+        let extents: Vec<Extent> = granted
+            .iter()
+            .flat_map(|e| e.frames())
+            .map(|f| Extent::new(f, 1))
+            .collect();
+        let units = if kind == ObjectKind::Recurrent {
+            1
+        } else {
+            u64::from(CHUNK_TOKENS) / ALIGNMENT
+        };
+        let items: Vec<StoreItem> = (0..self.keys.len())
+            .map(|i| StoreItem {
+                id: ObjectId {
+                    key: self.keys[i],
+                    group,
+                },
+                parent: i.checked_sub(1).map(|p| self.keys[p]),
+                skipped: false,
+                part: 0,
+                tokens: CHUNK_TOKENS,
+                bytes: units * 1024,
+                first_extent: i as u32,
+                extent_count: 1,
+            })
+            .collect();
+        let request = CommitRequest {
+            domain_seed: self.seed,
+            items: &items,
+            extents: &extents,
+            supersedes: &[],
+            credit_bytes: 0,
+        };
+        self.core.commit(self.client, &request).expect("commit");
+    }
+
+    fn lookup(&mut self) -> u64 {
+        let request = LookupRequest {
+            domain_seed: self.seed,
+            session: 1,
+            keys: &self.keys,
+            tails: &[],
+            max_tokens: u64::MAX,
+            local_tokens: 0,
+            pin: true,
+        };
+        let answer = self
+            .core
+            .lookup(self.client, black_box(&request))
+            .expect("lookup");
+        self.core.release(self.client, &[answer.pin]).expect("release");
+        answer.hit_tokens
+    }
+}
+
+fn timed(cache: &mut Cache) -> Duration {
+    let start = Instant::now();
+    black_box(cache.lookup());
+    start.elapsed()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn main() {
+    let (mut one, mut six) = (Cache::filled(ONE), Cache::filled(SIX));
+    for cache in [&mut one, &mut six] {
+        assert_eq!(cache.lookup(), CHUNKS * u64::from(CHUNK_TOKENS));
+    }
+    let mut criterion = Criterion::default().configure_from_args();
+    let mut group = criterion.benchmark_group("lookup/128_chunks");
+    group.bench_function("1_group", |b| b.iter(|| one.lookup()));
+    group.bench_function("6_groups", |b| b.iter(|| six.lookup()));
+    group.finish();
+    let (mut of_one, mut of_six) = (Vec::new(), Vec::new());
+    for _ in 0..1001 {
+        of_one.push(timed(&mut one));
+        of_six.push(timed(&mut six));
+    }
+    let (of_one, of_six) = (median(of_one), median(of_six));
+    let ratio = of_six.as_secs_f64() / of_one.as_secs_f64();
+    println!(
+        "lookup of 128 chunks: 1 group {of_one:?}, 6 groups {of_six:?}, ratio {ratio:.2} (goal: at most 3)"
+    );
+}
