@@ -252,43 +252,38 @@ fn an_extent_outside_the_grant() {
     let granted_to_other = grant_one(&mut bystander);
     let mine = grant_one(&mut culprit);
     let before = server.status()["pool"].clone();
-    for (extent, code) in [
-        (theirs, ErrorCode::ExtentNotGranted),
-        (granted_to_other, ErrorCode::ExtentNotGranted),
+    let run = |frame, count| Extent { frame, count };
+    for (extent, in_commit, in_abort) in [
+        (theirs, ErrorCode::ExtentNotGranted, ErrorCode::ExtentNotGranted),
         (
-            Extent {
-                frame: 1 << 30,
-                count: 1,
-            },
+            granted_to_other,
+            ErrorCode::ExtentNotGranted,
+            ErrorCode::ExtentNotGranted,
+        ),
+        (
+            run(1 << 30, 1),
+            ErrorCode::InvalidExtent,
+            ErrorCode::InvalidExtent,
+        ),
+        // The part takes one frame, so a commit has a reason of its own to refuse these.
+        (
+            run(mine.frame, u32::MAX),
+            ErrorCode::SizeMismatch,
             ErrorCode::InvalidExtent,
         ),
         (
-            Extent {
-                frame: mine.frame,
-                count: u32::MAX,
-            },
-            ErrorCode::InvalidExtent,
-        ),
-        (
-            Extent {
-                frame: mine.frame,
-                count: 0,
-            },
+            run(mine.frame, 0),
+            ErrorCode::SizeMismatch,
             ErrorCode::InvalidExtent,
         ),
     ] {
         let commit = commit_of(&culprit, 2, extent);
         let error = culprit.refused(&Request::Commit(commit));
-        assert_eq!(error.code, code, "{extent:?}: {error}");
+        assert_eq!(error.code, in_commit, "{extent:?}: {error}");
+        let extents = vec![mine, extent];
+        let error = culprit.refused(&Request::Abort { extents });
+        assert_eq!(error.code, in_abort, "{extent:?}: {error}");
         assert!(error.numbers.contains(&u64::from(extent.frame)), "{error}");
-        let abort = Request::Abort {
-            extents: vec![mine, extent],
-        };
-        let error = culprit.refused(&abort);
-        assert!(
-            matches!(error.code, ErrorCode::ExtentNotGranted | ErrorCode::InvalidExtent),
-            "{error}"
-        );
     }
     assert_eq!(server.status()["pool"], before, "nothing was freed");
     // What was really granted is still good.

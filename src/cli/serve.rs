@@ -50,7 +50,7 @@ fn effective(flags: Settings, file: Option<PathBuf>) -> Result<Config, SettingsE
     Config::resolve(settings, socket::default_path)
 }
 
-/// Logs to standard error; a service manager adds the time and a terminal gets colours.
+/// Logs to standard error, in colour on a terminal.
 fn start_log(config: &Config) {
     use std::io::{IsTerminal, stderr};
     let log = tracing_subscriber::fmt()

@@ -157,7 +157,13 @@ impl Connection {
         };
         let stream = &self.stream;
         // No frame of a client announces descriptors, so none is accepted.
-        let received = stream.try_io(Interest::READABLE, || recv_with_fds(stream, space, 0));
+        let mut receive = || recv_with_fds(stream, space, 0);
+        let received = if self.server.is_draining() {
+            // The last look, also at what the event loop has not heard of yet.
+            receive()
+        } else {
+            stream.try_io(Interest::READABLE, receive)
+        };
         match received {
             Ok(received) if received.bytes == 0 => Err(self.ended()),
             Ok(received) => {
