@@ -19,8 +19,8 @@ from typing import Any, Iterator
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-START_S = 300.0
-ORDER_S = 300.0
+START_S = 900.0
+ORDER_S = 600.0
 STOP_S = 30.0
 
 

@@ -11,8 +11,8 @@ use std::sync::{Arc, PoisonError};
 use super::config::{ChunkSizeConfig, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
 use super::error::{BindError, GroupSpan, GroupSpans};
 use super::request::{MAX_GROUPS, NegotiateRequest, Negotiated, check_request, select_size};
-use super::resolve::resolve_chunk;
 use super::word::{BindState, ChunkWord};
+use crate::geometry::chunk::resolve_chunk;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// Where the chunk-size word lives: in the control region, or in a model checker's memory.
@@ -208,6 +208,7 @@ impl<W: WordCell> Binding<W> {
             source,
             spans: GroupSpans::default(),
         })?;
+        let size = size as u32; // at most MAX_CHUNK_TOKENS
         let (_, chunk_size) = self.select(|| Ok(size))?;
         if chunk_size != size {
             return Err(BindError::RecoveredTooLate {

@@ -14,14 +14,12 @@ mod fields;
 mod loom;
 pub mod region;
 mod request;
-pub mod resolve;
 pub mod word;
 
 pub use binding::{Binding, BindingListener, WordCell};
 pub use config::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
-pub use error::{BindError, BindWarning, GroupSpan, GroupSpans};
+pub use error::{BindError, GroupSpan, GroupSpans};
 pub use fields::{Counter, Health};
 pub use region::{BootInfo, ChunkSizeCell, ControlError, ControlRegion, ControlView};
 pub use request::{MAX_GROUPS, NegotiateRequest, Negotiated};
-pub use resolve::{MAX_CHUNK_TOKENS, ResolveError, resolve_chunk, spans_alignment};
 pub use word::{BindState, ChunkWord, WordError};

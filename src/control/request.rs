@@ -1,11 +1,11 @@
 //! What a client asks for and gets, and which size a first client's numbers lead to.
 //!
-//! May import this module's `config`, `error`, `resolve` and `word`. No unsafe code.
+//! May import `geometry` and this module's `config`, `error` and `word`. No unsafe code.
 
 use super::config::{ChunkSizeConfig, Policy};
-use super::error::{BindError, BindWarning, GroupSpan, GroupSpans};
-use super::resolve::{MAX_CHUNK_TOKENS, ResolveError, limited, resolve_chunk, spans_alignment};
+use super::error::{BindError, GroupSpan, GroupSpans};
 use super::word::BindState;
+use crate::geometry::chunk::{self, ChunkError, MAX_CHUNK_TOKENS, Warning, near_coprime, resolve_chunk};
 
 /// More KV cache groups than any model has.
 pub const MAX_GROUPS: usize = 1024;
@@ -31,11 +31,11 @@ pub struct Negotiated {
     /// The state the word has now.
     pub state: BindState,
     /// What the engine's log should say.
-    pub warnings: Vec<BindWarning>,
+    pub warnings: Vec<Warning>,
 }
 
 /// Checks the numbers of a request against each other, before any state is looked at.
-pub(super) fn check_request(request: &NegotiateRequest) -> Result<Vec<BindWarning>, BindError> {
+pub(super) fn check_request(request: &NegotiateRequest) -> Result<Vec<Warning>, BindError> {
     let alignment = request.required_alignment;
     if request.spans.len() > MAX_GROUPS {
         return Err(BindError::TooManyGroups {
@@ -47,16 +47,18 @@ pub(super) fn check_request(request: &NegotiateRequest) -> Result<Vec<BindWarnin
         source,
         spans: GroupSpans(request.spans.clone()),
     };
-    let computed = spans_alignment(request.spans.iter().map(|span| span.tokens)).map_err(arithmetic)?;
-    if computed.is_none() && !request.spans.is_empty() {
-        return Err(BindError::NoCacheableGroup {
-            groups: request.spans.len(),
-        });
-    }
-    if alignment == 0 {
-        return Err(arithmetic(ResolveError::ZeroAlignment));
-    }
-    limited("required alignment", alignment).map_err(arithmetic)?;
+    let spans: Vec<u64> = request.spans.iter().map(|span| span.tokens).collect();
+    let computed = match chunk::alignment(&spans) {
+        Ok(computed) => Some(computed),
+        // A client that knows only its alignment names no groups at all.
+        Err(ChunkError::NoCacheableGroup { spans: 0 }) => None,
+        Err(ChunkError::NoCacheableGroup { spans }) => {
+            return Err(BindError::NoCacheableGroup { groups: spans });
+        }
+        Err(source) => return Err(arithmetic(source)),
+    };
+    // Zero and absurd alignments are refused here, whatever the minimum.
+    resolve_chunk(alignment, 1).map_err(arithmetic)?;
     if let Some(computed) = computed.filter(|&computed| computed != alignment) {
         let spans = GroupSpans(request.spans.clone());
         return Err(BindError::AlignmentMismatch {
@@ -65,20 +67,7 @@ pub(super) fn check_request(request: &NegotiateRequest) -> Result<Vec<BindWarnin
             spans,
         });
     }
-    let largest_span = request
-        .spans
-        .iter()
-        .map(|span| span.tokens)
-        .max()
-        .unwrap_or(alignment);
-    let near_coprime = alignment > 4 * largest_span;
-    Ok(near_coprime
-        .then_some(BindWarning::NearCoprime {
-            alignment,
-            largest_span,
-        })
-        .into_iter()
-        .collect())
+    Ok(near_coprime(alignment, &spans).into_iter().collect())
 }
 
 /// The size that a first client gets.
@@ -113,5 +102,6 @@ pub(super) fn select_size(
     if previous_suits {
         return Ok(previous_size as u32);
     }
-    resolve_chunk(alignment, minimum).map_err(arithmetic)
+    let size = resolve_chunk(alignment, minimum).map_err(arithmetic)?;
+    Ok(size as u32) // at most MAX_CHUNK_TOKENS
 }
