@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -79,10 +80,30 @@ def group(index: int, kind: str, kv_groups: Sequence[int], spans: Sequence[int],
     return ObjectGroup(index, kind, window, tuple(kv_groups), tuple(spans), unit_bytes=1)
 
 
+_SPEC_KINDS = {
+    "full": "full_attention",
+    "sliding_window": "sliding_window",
+    "chunked_local": "chunked_local_attention",
+    "recurrent": "mamba",
+}
+
+
 def plain(*groups: ObjectGroup, alignment: int) -> Geometry:
     """A geometry from its object groups."""
-    spans = {kv_group: span for one in groups for kv_group, span in zip(one.kv_groups, one.spans)}
-    return Geometry("{}", alignment, tuple(sorted(spans.items())), tuple(groups), ())
+    members = sorted((kv_group, span, one) for one in groups for kv_group, span in zip(one.kv_groups, one.spans))
+    described = [
+        {
+            "kind": _SPEC_KINDS[one.kind],
+            "block_size": span,
+            "layers": [{"page_size_bytes": 64, "dtype": "bfloat16"}],
+            "mamba_cache_mode": "align" if one.kind == "recurrent" else None,
+            "window": one.window_tokens or None,
+            "attention_chunk_size": one.window_tokens or None,
+        }
+        for _, span, one in members
+    ]
+    spans = tuple((kv_group, span) for kv_group, span, _ in members)
+    return Geometry(json.dumps({"dcp": 1, "groups": described}), alignment, spans, tuple(groups), ())
 
 
 def full(span: int = 16) -> Geometry:
