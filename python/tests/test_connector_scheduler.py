@@ -62,8 +62,22 @@ def test_a_synchronous_hit_is_loaded_and_its_pin_held_until_the_step_is_over() -
     (load,) = plan.sync_loads
     assert not load.broken and load.blocks == list(range(3, 11)) and not plan.async_loads
     assert load.items[0][3] == [[0, 0, 3, 4]]
-    assert engine.client.pinned
     engine.output()
+    assert engine.client.pinned
+    engine.plan()
+    assert not engine.client.pinned
+
+
+def test_pins_outlast_every_step_that_may_be_under_way() -> None:
+    engine, one = Engine(), request()
+    engine.role._steps_under_way = 2
+    engine.answer(hit(160))
+    engine.role.matched(one, 0)
+    engine.role.allocated(one, TABLE, 160)
+    engine.plan()
+    engine.plan()
+    assert engine.client.pinned
+    engine.plan()
     assert not engine.client.pinned
 
 
@@ -145,7 +159,6 @@ def test_more_tokens_than_offered_is_a_failed_load() -> None:
     engine.role.allocated(one, TABLE, 128)
     (load,) = engine.plan().sync_loads
     assert load.broken and load.blocks == list(range(1, 9))
-    engine.output()
     assert not engine.client.pinned
 
 

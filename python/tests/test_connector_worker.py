@@ -112,6 +112,18 @@ def test_stores_go_out_as_one_message_and_orphans_come_back() -> None:
     assert worker.role.take_report() is None
 
 
+def test_nothing_computed_from_blocks_that_were_not_loaded_is_stored() -> None:
+    worker = Worker(full())
+    stores = Stores([(b"a", None, 0, 64, [[1]])], ["r"])
+    worker.client.load_answer = [False]
+    worker.role.start_loads(StepPlan(sync_loads=[Load("s", 1, [ITEM], blocks=[1, 2, 3])]))
+    worker.role.save(stores)
+    report = worker.role.take_report()
+    assert worker.client.stored == [] and report is not None and report.orphaned == {"r"}
+    worker.role.save(stores)
+    assert len(worker.client.stored) == 1
+
+
 def test_a_rank_with_a_copy_of_the_bytes_stores_nothing() -> None:
     worker = Worker(full(), stores=False)
     worker.role.save(Stores([(b"a", None, 0, 64, [[1]])], ["r"]))

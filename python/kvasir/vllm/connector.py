@@ -117,12 +117,20 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         self._rank_report: RankReport | None = None
         if scheduling:
             self._scheduler = SchedulerRole(
-                self._geometry, self._settings, self._client, self._serves_loads(), block_size, self._notes
+                self._geometry,
+                self._settings,
+                self._client,
+                self._serves_loads(),
+                block_size,
+                self._notes,
+                vllm_config.max_concurrent_batches,
             )
         else:
             parallel = vllm_config.parallel_config
             rank = worker.rank_of(parallel, getattr(kv_cache_config, "kv_tp_replicas", 1))
-            self._worker = worker.WorkerRole(self._geometry, self._client, rank, self._notes)
+            self._worker = worker.WorkerRole(
+                self._geometry, self._client, rank, self._notes, vllm_config.max_concurrent_batches
+            )
 
     # Start-up
 

@@ -26,9 +26,6 @@ from kvasir.vllm.stores import StorePlanner, states_of_step
 # A request whose chain the server lost is stored again from the first gap this many times, then left alone.
 RESETS_MAX = 3
 
-# Steps that an engine may have under way at a time; the pins of older ones are not kept any longer.
-STEPS_MAX = 16
-
 
 @dataclasses.dataclass(slots=True)
 class Scheduled:
@@ -54,6 +51,7 @@ class SchedulerRole:
         serves_loads: bool,
         block_size: int | None,
         notes: Notes,
+        steps_under_way: int = 1,
     ) -> None:
         self._geometry = geometry
         self._settings = settings
@@ -61,6 +59,7 @@ class SchedulerRole:
         self._serves_loads = serves_loads
         self._block_size = block_size
         self._notes = notes
+        self._steps_under_way = steps_under_way
         self._lookups = Lookups(client, geometry, settings.lookup_wait)
         self._domain: dict[str, Any] | None = None
         self._seed = b""
@@ -71,10 +70,10 @@ class SchedulerRole:
         self._sessions = itertools.count(1)
         self._offered: list[str] = []
         self._loads: list[Load] = []
-        self._step_pins: list[int] = []
-        """Pins of the synchronous loads of the step that is being planned."""
-        self._running: collections.deque[list[int]] = collections.deque()
-        """The same for the steps that run, oldest first; a step's output ends them."""
+        self._step_loads: list[str] = []
+        """Requests with a synchronous load in the step that is being planned."""
+        self._running: collections.deque[list[str]] = collections.deque()
+        """The same for the steps that may be running, oldest first."""
 
     @property
     def loads_async(self) -> bool:
@@ -174,10 +173,9 @@ class SchedulerRole:
         hit = self._hit_of(state, offer, total)
         if hit is None:
             return
-        if self.loads_async:
-            state.held_pin = hit.pin
-        else:
-            self._step_pins.append(hit.pin)
+        state.held_pin = hit.pin
+        if not self.loads_async:
+            self._step_loads.append(request.request_id)
         fill = loads.plan(self._geometry, self._chunk_size, hit.loads, table, local, total)
         if not fill.complete:
             self._notes.warn("incomplete", f"a hit of {total} tokens did not name every object that it needs")
@@ -210,10 +208,11 @@ class SchedulerRole:
             if state is not None:
                 self._withdraw(state)
         self._offered.clear()
-        self._running.append(self._step_pins)
-        if len(self._running) > STEPS_MAX:
-            self._client.release(self._running.popleft())
-        self._step_pins = []
+        self._running.append(self._step_loads)
+        self._step_loads = []
+        while len(self._running) > self._steps_under_way:
+            # The engine does not plan a step before this one is over.
+            self._let_go(self._running.popleft())
         plan = StepPlan()
         new, self._loads = self._loads, []
         if self.loads_async:
@@ -280,18 +279,12 @@ class SchedulerRole:
     def on_output(
         self, finished: Iterable[str], failed: Iterable[str], report: StepReport | None
     ) -> None:
-        """Takes the workers' results of a step, the oldest that runs."""
-        if self._running and (pins := self._running.popleft()):
-            self._client.release(pins)
+        """Takes the workers' results of a step."""
         for request_id in failed:
             state = self._states.get(request_id)
             if state is not None:
                 state.failed = True
-        for request_id in finished:
-            state = self._states.get(request_id)
-            if state is not None:
-                self._release(state.held_pin)
-                state.held_pin = 0
+        self._let_go(finished)
         for request_id in report.orphaned if report else ():
             state = self._states.get(request_id)
             if state is not None and state.resets < RESETS_MAX:
@@ -322,6 +315,14 @@ class SchedulerRole:
         for request_id in list(self._states):
             self.finished(request_id)
         self._client.close()
+
+    def _let_go(self, request_ids: Iterable[str]) -> None:
+        """Releases the pins of loads that are over."""
+        for request_id in request_ids:
+            state = self._states.get(request_id)
+            if state is not None:
+                self._release(state.held_pin)
+                state.held_pin = 0
 
     def _withdraw(self, state: RequestState) -> None:
         offer, state.offer = state.offer, None

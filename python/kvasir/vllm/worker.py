@@ -47,11 +47,16 @@ class Results:
 class WorkerRole:
     """One per worker process."""
 
-    def __init__(self, geometry: Geometry, client: Client, rank: Rank, notes: Notes) -> None:
+    def __init__(
+        self, geometry: Geometry, client: Client, rank: Rank, notes: Notes, steps_under_way: int = 1
+    ) -> None:
         self._geometry = geometry
         self._client = client
         self._rank = rank
         self._notes = notes
+        self._steps_under_way = steps_under_way
+        self._suspect_steps = 0
+        """Steps, from this one on, that may compute from blocks which were not loaded."""
         self._layout: Layout | None = None
         self._kv_caches: Any = None
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
@@ -94,6 +99,7 @@ class WorkerRole:
             failed = self._run(load)
             if failed:
                 self._bad_blocks |= failed
+                self._suspect_steps = self._steps_under_way
         for load in plan.async_loads:
             try:
                 if self._threads is None:
@@ -164,7 +170,13 @@ class WorkerRole:
 
     def save(self, stores: Stores | None) -> None:
         """Copies what a step completed and publishes it with one message."""
+        suspect, self._suspect_steps = self._suspect_steps > 0, max(self._suspect_steps - 1, 0)
         if stores is None or self._layout is None or not self._rank.stores:
+            return
+        if suspect:
+            # A load of this step failed, and what was computed from its blocks is wrong until the engine computes it
+            # again. Which requests share those blocks only the engine knows, so nothing of the step is stored.
+            self._orphaned.update(stores.owners)
             return
         part = self._rank.part
         items = [(key, parent, group, part, tokens, ids) for key, parent, group, tokens, ids in stores.items]
