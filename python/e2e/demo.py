@@ -25,6 +25,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -313,7 +314,7 @@ def arguments() -> argparse.Namespace:
     which.add_argument("--all-models", action="store_true", help="every model; prints a support table")
     parser.add_argument("--json", type=pathlib.Path, help="write the result to this file")
     parser.add_argument("--cache", type=pathlib.Path, required=True, help="directory that keeps weights")
-    parser.add_argument("--pool-size", default="2GiB", help="pool of the temporary server")
+    parser.add_argument("--pool-size", default="1GiB", help="pool of the temporary server")
     parser.add_argument(
         "--in-process", action="store_true", help="scheduler and worker in one process, which starts faster"
     )
@@ -324,6 +325,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Entry point; see the head of the file."""
     options = arguments()
+    # Ended from outside: unwind, which ends server and engines and removes the temporary directory.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with tempfile.TemporaryDirectory(prefix="kvasir-demo-") as temporary:
         work = options.keep_logs or pathlib.Path(temporary)

@@ -1,7 +1,8 @@
 """One vLLM engine as a process that takes orders over a socket.
 
 The driver (`process.py`) owns the other end. A message is one JSON object on one line, in both directions.
-The first message from the driver configures the engine; the reply says that it is ready. Then:
+A new engine process says {"pid": n}, so that it can be ended whatever happens next. The first message from the
+driver configures the engine; the reply says that it is ready. Then:
 
     {"op": "generate", "prompts": [[token, ...], ...], "max_tokens": n}
         -> {"outputs": [{"token_ids", "logprobs", "cached_tokens", "finish_reason"}, ...], "wall_s": s}
@@ -109,6 +110,7 @@ def serve(connection: socket.socket) -> None:
     def reply(message: dict[str, Any]) -> None:
         connection.sendall(json.dumps(message).encode() + b"\n")
 
+    reply({"pid": os.getpid()})
     config = json.loads(lines.readline())
     if config.get("log"):
         _redirect_output(config["log"])
@@ -119,7 +121,7 @@ def serve(connection: socket.socket) -> None:
         traceback.print_exc()
         reply({"error": f"the engine did not start: {type(error).__name__}: {error}"})
         raise
-    reply({"ready": True, "pid": os.getpid(), "start_s": time.perf_counter() - started})
+    reply({"ready": True, "start_s": time.perf_counter() - started})
 
     operations = {
         "generate": orders.generate,

@@ -33,7 +33,7 @@ class Model:
     block_size: int | None = 32
     max_num_batched_tokens: int = 4096
     dtype: str = "bfloat16"
-    prompt_tokens: int = 4000
+    prompt_tokens: int = 1500
     prompts: int = 5
     # The first run of a prompt may leave no state at a boundary that every group can resume from; the
     # engine stops there in the second run. Then the second run, not the first, is what fills the cache.
@@ -134,8 +134,8 @@ def _mixer_model(name: str, config: dict[str, Any], **own: Any) -> Model:
         "mamba2",
         config,
         block_size=MIXER_STEP,
-        max_num_batched_tokens=own.pop("step", MIXER_STEP),
-        prompt_tokens=1500,
+        max_num_batched_tokens=MIXER_STEP,
+        prompt_tokens=600,  # the CPU engine scans token by token
         **own,
     )
 
@@ -146,6 +146,7 @@ def _attention_models() -> list[Model]:
             "qwen3",
             "full attention",
             _config("Qwen3ForCausalLM", "qwen3", _ATTENTION, num_hidden_layers=4, attention_bias=False),
+            prompt_tokens=4000,
         ),
         Model("llama", "full attention", _config("LlamaForCausalLM", "llama", _ATTENTION, num_hidden_layers=6)),
         Model(
@@ -266,7 +267,6 @@ def _attention_models() -> list[Model]:
                 tie_word_embeddings=False,
             ),
             block_size=None,
-            prompt_tokens=1500,
             comparable=False,
             note="the CPU engine computes wrongly on any cached prefix of latent attention and has its own "
             "prefix cache off: hit counts only",
@@ -295,7 +295,6 @@ def _recurrent_models() -> list[Model]:
                 mlp_only_layers=[],
                 tie_word_embeddings=False,
             ),
-            prompt_tokens=1500,
         ),
         Model(
             "qwen3.5",
@@ -314,7 +313,6 @@ def _recurrent_models() -> list[Model]:
                     "mrope_interleaved": True,
                 },
             ),
-            prompt_tokens=1500,
         ),
         Model(
             "lfm2",
@@ -339,7 +337,6 @@ def _recurrent_models() -> list[Model]:
             ),
             block_size=128,
             dtype="float32",
-            prompt_tokens=1500,
             settle_runs=1,
         ),
     ]

@@ -9,13 +9,11 @@
 use std::sync::{Arc, PoisonError};
 
 use super::config::{ChunkSizeConfig, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
-use super::error::{BindError, BindWarning, GroupSpan, GroupSpans};
-use super::resolve::{MAX_CHUNK_TOKENS, ResolveError, limited, resolve_chunk, spans_alignment};
+use super::error::{BindError, GroupSpan, GroupSpans};
+use super::request::{MAX_GROUPS, NegotiateRequest, Negotiated, check_request, select_size};
 use super::word::{BindState, ChunkWord};
+use crate::geometry::chunk::resolve_chunk;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
-
-/// More KV cache groups than any model has.
-pub const MAX_GROUPS: usize = 1024;
 
 /// Where the chunk-size word lives: in the control region, or in a model checker's memory.
 pub trait WordCell: Send + Sync {
@@ -66,30 +64,6 @@ pub trait BindingListener: Send + Sync {
     /// # Errors
     /// Why it cannot, for the client that is negotiating.
     fn on_bound(&self, chunk_size: u32) -> Result<(), String>;
-}
-
-/// What a client says when it negotiates.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NegotiateRequest {
-    /// The least common multiple of the positive spans.
-    pub required_alignment: u64,
-    /// The chunk size the client would like as the minimum; counts under `auto` only. 0: none.
-    pub preferred_base: u64,
-    /// The size that an earlier life of the server gave it. 0: none.
-    pub previous_size: u64,
-    /// The model's groups. May be empty for a client that knows only its alignment.
-    pub spans: Vec<GroupSpan>,
-}
-
-/// The answer to a successful negotiation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Negotiated {
-    /// The chunk size in tokens.
-    pub chunk_size: u32,
-    /// The state the word has now.
-    pub state: BindState,
-    /// What the engine's log should say.
-    pub warnings: Vec<BindWarning>,
 }
 
 /// Listeners in registration order, and how many of them have succeeded.
@@ -234,6 +208,7 @@ impl<W: WordCell> Binding<W> {
             source,
             spans: GroupSpans::default(),
         })?;
+        let size = size as u32; // at most MAX_CHUNK_TOKENS
         let (_, chunk_size) = self.select(|| Ok(size))?;
         if chunk_size != size {
             return Err(BindError::RecoveredTooLate {
@@ -320,88 +295,6 @@ impl<W: WordCell> Binding<W> {
     fn lock(&self) -> MutexGuard<'_, Listeners> {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Checks the numbers of a request against each other, before any state is looked at.
-fn check_request(request: &NegotiateRequest) -> Result<Vec<BindWarning>, BindError> {
-    let alignment = request.required_alignment;
-    if request.spans.len() > MAX_GROUPS {
-        return Err(BindError::TooManyGroups {
-            given: request.spans.len(),
-            limit: MAX_GROUPS,
-        });
-    }
-    let arithmetic = |source| BindError::Arithmetic {
-        source,
-        spans: GroupSpans(request.spans.clone()),
-    };
-    let computed = spans_alignment(request.spans.iter().map(|span| span.tokens)).map_err(arithmetic)?;
-    if computed.is_none() && !request.spans.is_empty() {
-        return Err(BindError::NoCacheableGroup {
-            groups: request.spans.len(),
-        });
-    }
-    if alignment == 0 {
-        return Err(arithmetic(ResolveError::ZeroAlignment));
-    }
-    limited("required alignment", alignment).map_err(arithmetic)?;
-    if let Some(computed) = computed.filter(|&computed| computed != alignment) {
-        let spans = GroupSpans(request.spans.clone());
-        return Err(BindError::AlignmentMismatch {
-            sent: alignment,
-            computed,
-            spans,
-        });
-    }
-    let largest_span = request
-        .spans
-        .iter()
-        .map(|span| span.tokens)
-        .max()
-        .unwrap_or(alignment);
-    let near_coprime = alignment > 4 * largest_span;
-    Ok(near_coprime
-        .then_some(BindWarning::NearCoprime {
-            alignment,
-            largest_span,
-        })
-        .into_iter()
-        .collect())
-}
-
-/// The size that a first client gets.
-fn select_size(
-    config: ChunkSizeConfig,
-    alignment: u64,
-    preferred_base: u64,
-    previous_size: u64,
-    spans: &GroupSpans,
-) -> Result<u32, BindError> {
-    let arithmetic = |source| BindError::Arithmetic {
-        source,
-        spans: spans.clone(),
-    };
-    let minimum = config.minimum_for(preferred_base).map_err(arithmetic)?;
-    if config.policy() == Policy::Fixed {
-        // The previous size is allowed by this policy only if it is this one.
-        if !minimum.is_multiple_of(alignment) {
-            let (chunk_size, spans) = (minimum as u32, spans.clone());
-            return Err(BindError::FixedIncompatible {
-                chunk_size,
-                alignment,
-                spans,
-            });
-        }
-        return Ok(minimum as u32);
-    }
-    // A model that joined a larger size than its own could never come back after a restart otherwise.
-    let previous_suits = previous_size >= minimum
-        && previous_size <= MAX_CHUNK_TOKENS
-        && previous_size.is_multiple_of(alignment);
-    if previous_suits {
-        return Ok(previous_size as u32);
-    }
-    resolve_chunk(alignment, minimum).map_err(arithmetic)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -2,6 +2,7 @@ use std::sync::Mutex as StdMutex;
 
 use super::*;
 use crate::control::Minimum;
+use crate::geometry::chunk::{self, ChunkError, Warning};
 
 fn binding(minimum: Minimum, policy: Policy) -> Binding<AtomicU64> {
     Binding::new(AtomicU64::new(0), ChunkSizeConfig::new(minimum, policy).unwrap())
@@ -21,7 +22,7 @@ fn spans(tokens: &[u64]) -> Vec<GroupSpan> {
 
 /// A request whose alignment is what its spans give.
 fn request(tokens: &[u64]) -> NegotiateRequest {
-    let required_alignment = spans_alignment(tokens.iter().copied()).unwrap().unwrap_or(0);
+    let required_alignment = chunk::alignment(tokens).unwrap_or(0);
     NegotiateRequest {
         required_alignment,
         spans: spans(tokens),
@@ -128,11 +129,10 @@ fn numbers_that_make_no_sense_change_nothing() {
         source,
         spans: GroupSpans::default(),
     };
-    assert_eq!(error(aligned(0)), arithmetic(ResolveError::ZeroAlignment));
-    let absurd = ResolveError::Absurd {
-        what: "required alignment",
-        tokens: 1 << 33,
-        max: 1 << 24,
+    assert_eq!(error(aligned(0)), arithmetic(ChunkError::ZeroAlignment));
+    let absurd = ChunkError::ChunkTooLarge {
+        alignment: 1 << 33,
+        minimum: 1,
     };
     assert_eq!(error(aligned(1 << 33)), arithmetic(absurd));
     assert!(matches!(error(aligned(u64::MAX)), BindError::Arithmetic { .. }));
@@ -145,7 +145,7 @@ fn numbers_that_make_no_sense_change_nothing() {
     assert!(matches!(
         error(zero),
         BindError::Arithmetic {
-            source: ResolveError::ZeroAlignment,
+            source: ChunkError::ZeroAlignment,
             ..
         }
     ));
@@ -169,7 +169,7 @@ fn numbers_that_make_no_sense_change_nothing() {
     assert!(matches!(
         error(overflow),
         BindError::Arithmetic {
-            source: ResolveError::AlignmentOverflow { .. },
+            source: ChunkError::AlignmentTooLarge { .. },
             ..
         }
     ));
@@ -193,7 +193,7 @@ fn numbers_that_make_no_sense_change_nothing() {
         matches!(
             error,
             BindError::Arithmetic {
-                source: ResolveError::Absurd { .. },
+                source: ChunkError::ChunkTooLarge { .. },
                 ..
             }
         ),
@@ -483,14 +483,14 @@ fn near_coprime_spans_warn() {
     assert_eq!(warnings(&[16, 64]), []);
     assert_eq!(warnings(&[544, 64]), [], "1088 is twice the largest");
     assert_eq!(warnings(&[16, 20]), [], "80 is four times the largest, not more");
-    let near = BindWarning::NearCoprime {
+    let near = Warning::NearCoprime {
         alignment: 17 * 16,
         largest_span: 17,
     };
-    assert_eq!(warnings(&[16, 17]), [near]);
+    assert_eq!(warnings(&[16, 17]), std::slice::from_ref(&near));
     assert!(
         near.to_string()
-            .contains("multiples of 272 tokens, 16 times the largest block size of 17")
+            .contains("the required alignment of 272 tokens is more than 4 times the largest span (17)")
     );
     assert_eq!(
         minimum(256).negotiate(aligned(272)).unwrap().warnings,

@@ -1,10 +1,10 @@
 //! `--chunk-size` and `--chunk-size-policy`, as values that cannot contradict each other.
 //!
-//! May import this module's `resolve`. No unsafe code.
+//! May import `geometry`. No unsafe code.
 
 use std::fmt;
 
-use super::resolve::{MAX_CHUNK_TOKENS, ResolveError, limited};
+use crate::geometry::chunk::{ChunkError, MAX_CHUNK_TOKENS, resolve_chunk};
 
 /// The chunk size in tokens when nothing else says one.
 pub const DEFAULT_CHUNK_TOKENS: u32 = 256;
@@ -87,12 +87,12 @@ impl ChunkSizeConfig {
     /// The minimum in tokens for a client with this preferred base (0: none).
     ///
     /// # Errors
-    /// [`ResolveError::Absurd`] when the base counts and is beyond the limit.
-    pub fn minimum_for(&self, preferred_base: u64) -> Result<u64, ResolveError> {
+    /// [`ChunkError::ChunkTooLarge`] when the base counts and is beyond the limit.
+    pub fn minimum_for(&self, preferred_base: u64) -> Result<u64, ChunkError> {
         match (self.minimum, preferred_base) {
             (Minimum::Tokens(tokens), _) => Ok(tokens),
             (Minimum::Auto, 0) => Ok(u64::from(DEFAULT_CHUNK_TOKENS)),
-            (Minimum::Auto, base) => limited("preferred base", base).map(|()| base),
+            (Minimum::Auto, base) => resolve_chunk(1, base),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! What a negotiation can answer besides a size, with the numbers and a way out.
 //!
-//! May import this module's `resolve` and `word`. No unsafe code.
+//! May import `geometry` and this module's `word`. No unsafe code.
 
 use std::fmt;
 
-use super::resolve::ResolveError;
 use super::word::{BindState, WordError};
+use crate::geometry::chunk::ChunkError;
 
 /// One KV cache group of a model and the tokens that one of its block ids spans (0: never cached).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub enum BindError {
     #[error("{source} ({spans})")]
     Arithmetic {
         /// What is wrong with the numbers.
-        source: ResolveError,
+        source: ChunkError,
         /// The client's groups.
         spans: GroupSpans,
     },
@@ -170,33 +170,4 @@ pub enum BindError {
     /// The word in the control region is not one that a server writes.
     #[error(transparent)]
     Word(#[from] WordError),
-}
-
-/// Something a successful negotiation should tell whoever runs the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BindWarning {
-    /// Spans with few common factors make chunks much larger than any group needs.
-    NearCoprime {
-        /// The alignment.
-        alignment: u64,
-        /// The largest span.
-        largest_span: u64,
-    },
-}
-
-impl fmt::Display for BindWarning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NearCoprime {
-                alignment,
-                largest_span,
-            } => write!(
-                f,
-                "the groups' block sizes share few factors: chunks are multiples of {alignment} tokens, {} \
-                 times the largest block size of {largest_span}; hits are that coarse, choose block sizes \
-                 that divide each other if you can",
-                alignment / largest_span
-            ),
-        }
-    }
 }

@@ -58,11 +58,18 @@ impl BindingListener for Counting {
     }
 }
 
+/// How many interleavings had the observer meet each state first: a model that never shows it a bound word
+/// would prove nothing about one. Counted outside of the model, in the processor's own atomics.
+static SEEN: [crate::sync::shared::AtomicU32; 3] = [const { crate::sync::shared::AtomicU32::new(0) }; 3];
+
 #[test]
 fn two_alignments_race_and_all_observe_one_size() {
-    loom::model(|| {
+    let mut model = loom::model::Builder::new();
+    // Without a bound, three threads did not get through in five minutes; most races need two switches.
+    model.preemption_bound = Some(2);
+    model.check(|| {
         let binding = Arc::new(unbound());
-        let listeners = [Counting::register(&binding, 0), Counting::register(&binding, 0)];
+        let runs = Counting::register(&binding, 0);
         let racers: Vec<_> = [256, 544]
             .map(|alignment| {
                 let binding = Arc::clone(&binding);
@@ -70,27 +77,16 @@ fn two_alignments_race_and_all_observe_one_size() {
             })
             .into_iter()
             .collect();
-
-        // An observer that only reads, like every client of the region.
-        let first = binding.word().unwrap();
-        if first.state() == BindState::Bound {
-            for runs in &listeners {
-                assert_eq!(runs.load(Ordering::Relaxed), 1, "bound before a listener had run");
-            }
-        }
-        let second = binding.word().unwrap();
-        assert!(
-            second.state() as u8 >= first.state() as u8,
-            "{first:?} then {second:?}"
-        );
-        assert!(
-            first.size().is_none() || first.size() == second.size(),
-            "{first:?} then {second:?}"
-        );
+        // Only reads, like every client that maps the region.
+        let observer = {
+            let (binding, runs) = (Arc::clone(&binding), Arc::clone(&runs));
+            thread::spawn(move || observe(&binding, &runs))
+        };
 
         let outcomes: Vec<_> = racers.into_iter().map(|racer| racer.join().unwrap()).collect();
         let size = binding.bound().expect("the winner has bound");
-        assert!(second.size().is_none_or(|seen| seen == size));
+        let observed = observer.join().unwrap();
+        assert!(observed.size().is_none_or(|seen| seen == size));
         let mut winners = 0;
         for (outcome, word) in outcomes {
             assert_eq!(word.size(), Some(size));
@@ -104,10 +100,36 @@ fn two_alignments_race_and_all_observe_one_size() {
             }
         }
         assert_eq!(winners, 1, "256 and 544 never suit each other");
-        for runs in &listeners {
-            assert_eq!(runs.load(Ordering::Relaxed), 1);
-        }
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
     });
+    let seen: Vec<u32> = SEEN.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+    assert!(
+        seen.iter().all(|&count| count > 0),
+        "unbound, selected, bound were seen {seen:?} times"
+    );
+}
+
+/// Reads the word twice; returns the second.
+fn observe(binding: &Model, runs: &AtomicU32) -> ChunkWord {
+    let first = binding.word().unwrap();
+    SEEN[first.state() as usize].fetch_add(1, Ordering::Relaxed);
+    if first.state() == BindState::Bound {
+        assert_eq!(
+            runs.load(Ordering::Relaxed),
+            1,
+            "bound before the listener had run"
+        );
+    }
+    let second = binding.word().unwrap();
+    assert!(
+        second.state() as u8 >= first.state() as u8,
+        "{first:?} then {second:?}"
+    );
+    assert!(
+        first.size().is_none() || first.size() == second.size(),
+        "{first:?} then {second:?}"
+    );
+    second
 }
 
 #[test]

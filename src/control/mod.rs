@@ -9,15 +9,17 @@
 pub mod binding;
 pub mod config;
 mod error;
+mod fields;
 #[cfg(all(test, loom))]
 mod loom;
 pub mod region;
-pub mod resolve;
+mod request;
 pub mod word;
 
-pub use binding::{Binding, BindingListener, NegotiateRequest, Negotiated, WordCell};
+pub use binding::{Binding, BindingListener, WordCell};
 pub use config::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
-pub use error::{BindError, BindWarning, GroupSpan, GroupSpans};
-pub use region::{BootInfo, ChunkSizeCell, ControlError, ControlRegion, ControlView, Counter, Health};
-pub use resolve::{MAX_CHUNK_TOKENS, ResolveError, resolve_chunk, spans_alignment};
+pub use error::{BindError, GroupSpan, GroupSpans};
+pub use fields::{Counter, Health};
+pub use region::{BootInfo, ChunkSizeCell, ControlError, ControlRegion, ControlView};
+pub use request::{MAX_GROUPS, NegotiateRequest, Negotiated};
 pub use word::{BindState, ChunkWord, WordError};

@@ -1,6 +1,6 @@
 //! The control region: one page that the server writes and every client reads.
 //!
-//! May import `sync`, `shm` and this module's `word` and `binding`. No unsafe code.
+//! May import `sync`, `shm` and this module's `binding`, `fields` and `word`. No unsafe code.
 //!
 //! All fields are little-endian `u64` words at fixed offsets; words that change have a 64-byte line of
 //! their own, counters share lines. The server is the only writer: clients get read-only descriptors, and
@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::binding::WordCell;
+use super::fields::{Counter, Health};
 use super::word::{ChunkWord, WordError};
 use crate::shm::process::{monotonic_ms, random_id};
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadOnly, ReadWrite, ShmError};
@@ -47,6 +48,10 @@ const AT_COUNTERS: usize = 256;
 // `word_at` relies on both for every offset above.
 const _: () = assert!(AT_COUNTERS + 8 * Counter::ALL.len() <= CONTROL_BYTES);
 const _: () = assert!(AT_COUNTERS.is_multiple_of(8));
+
+const fn counter_offset(counter: Counter) -> usize {
+    AT_COUNTERS + 8 * counter as usize
+}
 
 /// A control region that cannot be made or trusted.
 #[derive(Debug, thiserror::Error)]
@@ -108,112 +113,6 @@ impl BootInfo {
             server_pid: u64::from(std::process::id()),
             started_unix_ms: now.as_millis() as u64,
         })
-    }
-}
-
-/// What the server can do for a client now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u64)]
-pub enum Health {
-    /// Not ready yet.
-    Starting = 0,
-    /// Takes requests.
-    Serving = 1,
-    /// Answers what is under way and takes nothing new.
-    Draining = 2,
-    /// Gone for good; nothing in this region changes any more.
-    Stopped = 3,
-}
-
-impl Health {
-    /// The name used in status output and logs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Serving => "serving",
-            Self::Draining => "draining",
-            Self::Stopped => "stopped",
-        }
-    }
-
-    fn decode(word: u64) -> Result<Self, ControlError> {
-        match word {
-            0 => Ok(Self::Starting),
-            1 => Ok(Self::Serving),
-            2 => Ok(Self::Draining),
-            3 => Ok(Self::Stopped),
-            other => Err(ControlError::Health(other)),
-        }
-    }
-}
-
-/// A public counter or gauge. The value of a variant is its position, and never changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(usize)]
-pub enum Counter {
-    /// Chunks that lookups asked for; hits and misses add up to it.
-    RequestedChunks = 0,
-    /// Chunks that lookups found.
-    HitChunks = 1,
-    /// Chunks that lookups did not find.
-    MissChunks = 2,
-    /// Objects published.
-    StoredObjects = 3,
-    /// Objects evicted.
-    EvictedObjects = 4,
-    /// Stores that were given up because there was no room.
-    DroppedStores = 5,
-    /// Bytes of the pool, in whole frames like all that follow.
-    PoolBytesTotal = 6,
-    /// Bytes that have memory behind them.
-    Prefaulted = 7,
-    /// Bytes held by objects.
-    Used = 8,
-    /// Bytes granted to writers.
-    Granted = 9,
-    /// Bytes of objects that readers hold.
-    Pinned = 10,
-    /// Bytes held back until their writer is known to be gone.
-    Quarantined = 11,
-}
-
-impl Counter {
-    /// All of them, in the order of the region.
-    pub const ALL: [Self; 12] = [
-        Self::RequestedChunks,
-        Self::HitChunks,
-        Self::MissChunks,
-        Self::StoredObjects,
-        Self::EvictedObjects,
-        Self::DroppedStores,
-        Self::PoolBytesTotal,
-        Self::Prefaulted,
-        Self::Used,
-        Self::Granted,
-        Self::Pinned,
-        Self::Quarantined,
-    ];
-
-    /// The name used in status output and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::RequestedChunks => "requested_chunks",
-            Self::HitChunks => "hit_chunks",
-            Self::MissChunks => "miss_chunks",
-            Self::StoredObjects => "stored_objects",
-            Self::EvictedObjects => "evicted_objects",
-            Self::DroppedStores => "dropped_stores",
-            Self::PoolBytesTotal => "pool_bytes_total",
-            Self::Prefaulted => "prefaulted",
-            Self::Used => "used",
-            Self::Granted => "granted",
-            Self::Pinned => "pinned",
-            Self::Quarantined => "quarantined",
-        }
-    }
-
-    fn offset(self) -> usize {
-        AT_COUNTERS + 8 * self as usize
     }
 }
 
@@ -288,7 +187,7 @@ impl ControlRegion {
 
     /// A counter, to add to or to set.
     pub fn counter(&self, counter: Counter) -> &AtomicU64 {
-        self.word_at(counter.offset())
+        self.word_at(counter_offset(counter))
     }
 
     fn word_at(&self, offset: usize) -> &AtomicU64 {
@@ -390,12 +289,13 @@ impl ControlView {
     /// # Errors
     /// [`ControlError::Health`] for a value that no server writes.
     pub fn health(&self) -> Result<Health, ControlError> {
-        Health::decode(self.word_at(AT_HEALTH))
+        let word = self.word_at(AT_HEALTH);
+        Health::decode(word).ok_or(ControlError::Health(word))
     }
 
     /// The value of a counter. Several of them read one after the other may not add up.
     pub fn counter(&self, counter: Counter) -> u64 {
-        self.word_at(counter.offset())
+        self.word_at(counter_offset(counter))
     }
 
     fn word_at(&self, offset: usize) -> u64 {

@@ -1,10 +1,10 @@
 //! The chunk-size word: state and size in one `u64`, so that nobody can see one without the other.
 //!
-//! May import this module's `resolve`. No unsafe code.
+//! May import `geometry`. No unsafe code.
 //!
 //! Bits 63..62 are the state, bits 61..32 zero, bits 31..0 the size in tokens (zero while unbound).
 
-use super::resolve::MAX_CHUNK_TOKENS;
+use crate::geometry::chunk::MAX_CHUNK_TOKENS;
 
 const STATE_SHIFT: u32 = 62;
 const RESERVED: u64 = 0x3fff_ffff_0000_0000;

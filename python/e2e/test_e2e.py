@@ -1,0 +1,169 @@
+"""A real vLLM against a real server.
+
+The yardstick is always a run in which the engine reused KV that it had computed itself: tokens and log
+probabilities of a run served by Kvasir must equal it bit for bit. That the comparison can fail is shown by
+`test_corrupted_bytes_change_the_output`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+import pytest
+
+import demo
+import models
+import process
+
+from conftest import Bench
+
+PROMPT_TOKENS = 1490
+RECONNECT_S = 60.0
+
+QWEN3 = dataclasses.replace(models.find("qwen3"), prompts=2, prompt_tokens=PROMPT_TOKENS)
+
+# One model of each family that the connector serves, in engines that run in one process.
+FAMILIES = ("llama",)
+
+
+def small(name: str) -> models.Model:
+    """The model with few and short prompts."""
+    model = models.find(name)
+    return dataclasses.replace(model, prompts=2, prompt_tokens=min(model.prompt_tokens, PROMPT_TOKENS))
+
+
+def quiet() -> demo.Progress:
+    return demo.Progress(6)
+
+
+def run(engine: process.Engine, tokens: list[int]) -> dict:
+    """One prompt; the result without its wall time."""
+    result = demo.run_once(engine, tokens)
+    del result["wall_s"]
+    return result
+
+
+def check_phases(bench: Bench, model: models.Model, fresh: bool) -> dict:
+    """The demo's phases on a server of their own, and its verdict."""
+    server = bench.server()
+    phases = demo.run_model(model, bench.starter(model, server, fresh), server, quiet())
+    document = demo.report(model, server.chunk_size(), phases)
+    assert demo.verdict(model, document) == []
+    return document
+
+
+def test_a_new_engine_process_gets_the_prefix_back(bench: Bench) -> None:
+    """The main job, as a user runs it: scheduler and worker in processes of their own."""
+    document = check_phases(bench, QWEN3, fresh=True)
+    expected = (PROMPT_TOKENS - 1) // 32 * 32
+    assert [phase["cached_tokens"] for phase in document["phases"]] == [0, expected, expected, expected]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family(bench: Bench, name: str) -> None:
+    check_phases(bench, small(name), fresh=False)
+
+
+def test_corrupted_bytes_change_the_output(bench: Bench) -> None:
+    """The negative control: what the engine computes depends on the bytes that came from the pool."""
+    from kvasir import _native
+
+    server = bench.server()
+    engine = bench.engine(QWEN3, server)
+    tokens = demo.prompt(1, PROMPT_TOKENS)
+    run(engine, tokens)
+    server.settle()
+    engine.reset_prefix_cache()
+    sound = run(engine, tokens)
+    assert sound["cached_tokens"] > 0
+
+    server.settle()
+    _native.testing_corrupt_pool(str(server.socket_path))
+    engine.reset_prefix_cache()
+    corrupted = run(engine, tokens)
+    assert corrupted["cached_tokens"] == sound["cached_tokens"], "the corrupted bytes were not even loaded"
+    assert corrupted["token_ids"] != sound["token_ids"] or differ(corrupted, sound) > 0.05
+
+
+def differ(one: dict, other: dict) -> float:
+    """The largest difference of log probabilities; a NaN counts as an infinite one."""
+    pairs = zip(map(float.fromhex, one["logprobs"]), map(float.fromhex, other["logprobs"]))
+    gaps = [abs(a - b) for a, b in pairs]
+    return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)
+
+
+def test_a_known_prefix_with_a_new_end(bench: Bench) -> None:
+    """The hit ends where the prompts part; the yardstick is an engine that has never heard of Kvasir."""
+    prefix = demo.prompt(2, PROMPT_TOKENS)
+    longer = prefix + demo.prompt(3, 150)
+
+    alone = bench.engine(QWEN3, None)
+    run(alone, prefix)
+    expected = run(alone, longer)
+    assert expected["cached_tokens"] == PROMPT_TOKENS // 32 * 32
+    alone.stop()
+
+    server = bench.server()
+    engine = bench.engine(QWEN3, server)
+    run(engine, prefix)
+    server.settle()
+    engine.reset_prefix_cache()
+    assert run(engine, longer) == expected
+
+
+def test_a_batch_with_a_shared_prefix(bench: Bench) -> None:
+    """Several requests of one step hit the same objects, and each also brings tokens of its own."""
+    server = bench.server()
+    engine = bench.engine(QWEN3, server)
+    shared = demo.prompt(4, 1024)
+    prompts = [shared + demo.prompt(10 + number, 100) for number in range(4)] + [demo.prompt(20, 700)]
+    cold = engine.generate(prompts, demo.OUTPUT_TOKENS)["outputs"]
+    server.settle()
+    engine.reset_prefix_cache()
+    warm = engine.generate(prompts, demo.OUTPUT_TOKENS)["outputs"]
+    assert [output["token_ids"] for output in warm] == [output["token_ids"] for output in cold]
+    assert [output["cached_tokens"] for output in warm] == [(len(tokens) - 1) // 32 * 32 for tokens in prompts]
+
+
+def test_the_engine_outlives_its_server(bench: Bench) -> None:
+    """Killed: the engine carries on, with the right output. Started again: the engine comes back by itself."""
+    server = bench.server()
+    engine = bench.engine(QWEN3, server)
+    tokens = demo.prompt(5, PROMPT_TOKENS)
+    before = run(engine, tokens)
+    server.settle()
+    server.kill()
+    engine.reset_prefix_cache()
+    without = run(engine, tokens)
+    assert (without["token_ids"], without["finish_reason"]) == (before["token_ids"], "length")
+
+    bench.server()
+    deadline = time.monotonic() + RECONNECT_S
+    number = 100
+    while time.monotonic() < deadline:
+        tokens = demo.prompt(number, PROMPT_TOKENS)
+        run(engine, tokens)
+        engine.reset_prefix_cache()
+        if run(engine, tokens)["cached_tokens"] > 0:
+            return
+        number += 1
+        time.sleep(0.5)
+    pytest.fail(f"the engine did not use the restarted server within {RECONNECT_S:.0f} s")
+
+
+def test_a_stopped_server_does_not_stop_the_engine(bench: Bench) -> None:
+    """SIGSTOP: every call of the engine ends at its deadline, and output is right with and without hits."""
+    server = bench.server()
+    engine = bench.engine(QWEN3, server)
+    tokens = demo.prompt(6, PROMPT_TOKENS)
+    before = run(engine, tokens)
+    server.settle()
+    server.pause()
+    try:
+        engine.reset_prefix_cache()
+        during = run(engine, tokens)
+    finally:
+        server.resume()
+    assert (during["token_ids"], during["finish_reason"]) == (before["token_ids"], "length")

@@ -1,0 +1,35 @@
+"""Kvasir: a co-located KV-cache server for LLM inference engines.
+
+`Client` and `KeyChain` are the client library (written in Rust, types in `_native.pyi`); `kvasir.vllm` holds the vLLM
+connector and is imported only by engines.
+"""
+
+from kvasir._native import (
+    Client,
+    Hit,
+    KeyChain,
+    KvasirError,
+    bind_geometry,
+    copy_path,
+    domain_seed,
+    layout_fingerprint,
+    resolve_geometry,
+    version,
+    weights_identity,
+)
+
+__all__ = [
+    "Client",
+    "Hit",
+    "KeyChain",
+    "KvasirError",
+    "bind_geometry",
+    "copy_path",
+    "domain_seed",
+    "layout_fingerprint",
+    "resolve_geometry",
+    "version",
+    "weights_identity",
+]
+
+__version__ = version()

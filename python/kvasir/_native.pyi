@@ -1,0 +1,298 @@
+"""Types of the compiled half of the `kvasir` package.
+
+Rules that hold for everything here:
+
+* A server that is away, stopped or restarting is never an exception on the payload path. Lookups answer a miss
+  with `Hit.degraded` set, stores answer `"unavailable"`, loads answer `False`. Only `negotiate` and `register`
+  raise `KvasirError` of kind `"Unavailable"`, and both are remembered: the client completes them by itself once
+  the server answers.
+* Mistakes of the caller raise: `KvasirError` (kinds below), or `ValueError`/`TypeError` for an argument of the wrong
+  form. When a call raises, nothing was copied, stored or pinned by it.
+* Every call that talks to the server or moves payload releases the GIL and ends within `deadline_s` plus the time of
+  its copies.
+* All objects may be used from any thread.
+"""
+
+from collections.abc import Sequence
+from typing import TypedDict, final
+
+class KvasirError(Exception):
+    """A typed refusal.
+
+    `kind` is the server's error code (`"NotNegotiated"`, `"IncompatibleChunkSize"`, `"InvalidSpans"`,
+    `"RegistrationConflict"`, ... as in schema/admin.fbs) or one of the client's own: `"Unavailable"` (no server, or
+    it did not answer in time), `"ChunkSizeChanged"` (a restarted server bound another size), `"BlockOutOfRange"`,
+    `"BlockCount"`, `"UnknownGroup"`, `"InvalidLayout"`, `"NoMemory"` (no `set_memory` yet), `"NoRegistration"`,
+    `"TooManyItems"`, `"UnknownTicket"`, `"InvalidArgument"`, `"Panic"`. `numbers` holds the numbers of the message.
+    """
+
+    kind: str
+    numbers: list[int]
+
+class Domain(TypedDict):
+    """What makes two objects comparable, in the order in which it is hashed."""
+
+    model: str
+    weights_id: bytes
+    kv_dtype: str
+    fingerprint: bytes
+    parallel_shape: str
+
+Group = tuple[int, str, int, int, int, int]
+"""(object group, kind, parts, part, window_tokens, unit_bytes). kind: "full", "sliding_window", "chunked_local",
+"recurrent". `parts`: distinct shards of the group over all ranks; `part`: the one this rank writes and reads.
+`window_tokens`: the window or the attention chunk, else 0. `unit_bytes`: bytes of this rank's part for one required
+alignment of tokens; of a recurrent group the bytes of one state."""
+
+Layer = tuple[int, int, int, int]
+"""(region, offset, block_stride, page_bytes): page of block b is at offset + b * block_stride in the region."""
+
+KvGroupLayout = tuple[int, list[Layer]]
+"""(tokens_per_block, layers in registered order) of one KV cache group."""
+
+ObjectGroupLayout = tuple[int, list[KvGroupLayout]]
+"""(object group, its KV cache groups in ascending order)."""
+
+StoreItem = tuple[bytes, bytes | None, int, int, int, list[list[int]]]
+"""(key, parent key or None, object group, part, tokens, block ids: one list per KV cache group of the object group).
+Each list holds exactly tokens / tokens_per_block ids (recurrent: one). Id 0 is the null block: it contributes zero
+bytes. An item whose `block_ids` is an empty list says that this rank cannot store the object (`skipped`)."""
+
+LoadItem = tuple[bytes, int, int, list[list[int]]]
+"""(key, object group, tokens, block ids: one list per KV cache group). `tokens` is what `Hit.loads` said. A list
+may be shorter than the object (only its front is wanted); id 0 is skipped, so locally cached blocks are passed as
+0. An id is written only if the whole item was read and the final check held."""
+
+@final
+class KeyChain:
+    """The keys of one prompt, hashed incrementally (docs/protocol.md, "Keys")."""
+
+    def __init__(
+        self,
+        seed: bytes,
+        chunk_size: int,
+        mm_items: Sequence[tuple[bytes, int, int]] = (),
+        lora: bytes | None = None,
+        salt: bytes | None = None,
+    ) -> None:
+        """`mm_items`: (identifier, first token, tokens) of every multimodal item of the prompt."""
+
+    def extend(self, tokens: object) -> None:
+        """Appends tokens: a list or other sequence of int, `bytes` of u32 little-endian, or any buffer of 4 or 8
+        byte integers (`array.array`, numpy). A token that does not fit u32 is a ValueError and nothing is appended."""
+
+    def __len__(self) -> int:
+        """Tokens so far."""
+
+    @property
+    def num_chunks(self) -> int:
+        """Full chunks so far; `keys()` has as many."""
+
+    @property
+    def chunk_size(self) -> int: ...
+    def chunk_key(self, chunk: int) -> bytes:
+        """Key of a full chunk. IndexError past the last."""
+
+    def parent_key(self, chunk: int) -> bytes | None:
+        """Key of the chunk before `chunk`, or None for chunk 0: the `parent` of a StoreItem of that chunk."""
+
+    def tail_key(self, chunk: int, tokens: int) -> bytes:
+        """Key of the first `tokens` tokens of `chunk` (for chunk == num_chunks too). IndexError if they are not there."""
+
+    def keys(self) -> list[bytes]: ...
+
+@final
+class Hit:
+    """The answer to a lookup."""
+
+    @property
+    def hit_tokens(self) -> int: ...
+    @property
+    def pin(self) -> int:
+        """To be given to `Client.release`, once; 0 when nothing was pinned."""
+
+    @property
+    def loads(self) -> list[tuple[bytes, int, int, int]]:
+        """(key, object group, chunk, tokens): objects to load. Of a state, chunk and tokens name only its end."""
+
+    @property
+    def present_tokens(self) -> list[int]:
+        """Per object group of the domain, ascending: tokens up to which every object from token 0 on is present."""
+
+    @property
+    def degraded(self) -> bool:
+        """True: the server could not be asked. Everything else is 0 or empty."""
+
+@final
+class Client:
+    """One connection to a Kvasir server that repairs itself."""
+
+    def __init__(
+        self,
+        socket: str,
+        kind: str,
+        name: str,
+        engine_instance: bytes,
+        deadline_s: float = 1.0,
+        heartbeat_s: float = 10.0,
+        credit_bytes: int = 67108864,
+    ) -> None:
+        """`kind`: "scheduler", "worker" or "tool". `engine_instance`: 16 bytes, the same in all processes of one
+        engine. Tries to connect once, for at most `deadline_s`, and does not fail when the server is away: the client
+        then keeps trying in the background. `credit_bytes`: pool space held ahead for stores (workers)."""
+
+    @property
+    def healthy(self) -> bool:
+        """Connected, and everything that was negotiated and registered holds with the server that runs now."""
+
+    @property
+    def state_text(self) -> str:
+        """One line for a log: "healthy", or why not and what happens next."""
+
+    @property
+    def chunk_size(self) -> int | None:
+        """The agreed chunk size; also set when a remembered `negotiate` was completed in the background."""
+
+    @property
+    def domain_seed(self) -> bytes | None:
+        """The seed of the registered domain, once it is registered."""
+
+    @property
+    def socket(self) -> str: ...
+    def negotiate(
+        self,
+        required_alignment: int,
+        spans: Sequence[tuple[int, int]],
+        preferred_base: int = 256,
+        previous_size: int = 0,
+    ) -> int:
+        """Agrees on the chunk size. `spans`: (group index, tokens per block). Remembered and repeated with the same
+        alignment after every reconnect; a server that then answers another size leaves the client degraded. Raises
+        KvasirError; kind "Unavailable" when the server is away (and still remembered)."""
+
+    def warnings(self) -> list[str]:
+        """Warnings of the last negotiation, for the engine's log."""
+
+    def register(
+        self,
+        domain: Domain,
+        rank: int,
+        world_size: int,
+        required_alignment: int,
+        spans: Sequence[tuple[int, int]],
+        groups: Sequence[Group],
+        layers: int,
+        blocks: int,
+        stores: bool = True,
+    ) -> bytes:
+        """Registers this rank's KV caches and returns the domain seed. Remembered and repeated after every
+        reconnect. The payload path is "shm-direct" for workers, "none" otherwise. `stores=False`: this rank only reads
+        parts that a lower rank stores."""
+
+    def set_memory(
+        self,
+        regions: Sequence[tuple[int, int]],
+        layouts: Sequence[ObjectGroupLayout],
+        num_blocks: int,
+    ) -> None:
+        """Names the engine's KV memory: (address, bytes) per storage, and where pages lie. The caller keeps the memory
+        alive and unmoved as long as this client may copy (until `close`)."""
+
+    def lookup_start(
+        self,
+        seed: bytes,
+        session: int,
+        chain: KeyChain,
+        num_keys: int,
+        tails: Sequence[tuple[int, int]],
+        max_tokens: int,
+        local_tokens: int,
+        pin: bool = True,
+    ) -> int:
+        """Starts a lookup over the first `num_keys` chunk keys and the given (chunk, tokens) tails of `chain`, and
+        returns its ticket at once. Never raises because of the server."""
+
+    def lookup_result(self, ticket: int, wait_s: float = 0.0) -> Hit | None:
+        """None while pending. A Hit ends the ticket; an unknown or ended ticket is KvasirError "UnknownTicket"."""
+
+    def lookup_cancel(self, ticket: int) -> None:
+        """Gives a ticket up; what it pins is released. An unknown or ended ticket is ignored."""
+
+    def lookup(
+        self,
+        seed: bytes,
+        session: int,
+        chain: KeyChain,
+        num_keys: int,
+        tails: Sequence[tuple[int, int]],
+        max_tokens: int,
+        local_tokens: int,
+        pin: bool = True,
+    ) -> Hit:
+        """lookup_start and lookup_result in one."""
+
+    def store(
+        self,
+        items: Sequence[StoreItem],
+        supersedes: Sequence[tuple[bytes, int]] = (),
+    ) -> list[str]:
+        """Gathers the items from KV memory into the pool and publishes them with one Commit; (key, object group) pairs
+        in `supersedes` are tails that are now needless. Per item: "published", "part_accepted" (other ranks' parts are
+        awaited), "exists", "no_parent" (store again from the first missing chunk), "skipped" (another rank cannot store
+        it), "dropped" (no room, counted), "unavailable" (server away, counted). Blocks may be reused when it returns."""
+
+    def load(self, session: int, part: int, items: Sequence[LoadItem]) -> list[bool]:
+        """Pins, copies into KV memory, makes the final check and releases. Per item: True if all its bytes are the
+        object's. After False the item's blocks hold anything and must be recomputed."""
+
+    def release(self, pins: Sequence[int]) -> None:
+        """Gives pins back. Pins of a server that has restarted since are ignored."""
+
+    def end_session(self, session: int) -> None:
+        """Drops every pin made under `session` by this client."""
+
+    def clear(self) -> bool:
+        """Drops every unpinned object of the server. False: the server is away."""
+
+    def status_json(self) -> str:
+        """The document of `kvasir status --json`. Raises KvasirError "Unavailable" when the server is away."""
+
+    def stats(self) -> dict[str, int]:
+        """This client's counters: lookups, lookup_misses_degraded, loads, loaded_bytes, failed_loads, stale_loads,
+        stores, stored_bytes, dropped_stores, reconnects, degraded_ms, credit_bytes."""
+
+    def close(self) -> None:
+        """Ends the background thread and the connection. Later calls behave as if the server were away."""
+
+def domain_seed(domain: Domain, chunk_size: int) -> bytes:
+    """The seed that `register` returns, computed locally."""
+
+def weights_identity(dir: str, overrides: str = "") -> bytes:
+    """32 bytes that name the weights in a model directory (docs/protocol.md). OSError if it cannot be read."""
+
+def resolve_geometry(json: str) -> str:
+    """Resolves the engine's groups, given as the input document of `kvasir plan groups`, into the JSON
+    {"required_alignment", "spans": [per group], "has_recurrent", "warnings": [str], "groups": [{"kind", "block_size",
+    "tokens_per_block", "bytes_per_block", "recurrent", "cacheable", "window", "layers": [{"name", "count",
+    "page_size_bytes", "dtype", "slots_per_block", "compress_ratio", "shared"}]}], "object_groups": [{"group", "kind",
+    "window_tokens", "kv_groups": [index], "unit_bytes"}]}. All refusals are collected in one KvasirError whose
+    kind is the geometry error's (`"unsupported"`, `"invalid"`, ...) and whose message lists every offending group."""
+
+def bind_geometry(json: str, chunk_size: int) -> str:
+    """The same input bound to a chunk size: {"chunk_size", "warnings", "groups": [{"blocks_per_chunk", "object_bytes",
+    "window_chunks"}], "object_groups": [{"group", "object_bytes", "window_chunks"}]}."""
+
+def layout_fingerprint(json: str) -> bytes:
+    """32 bytes over everything that decides the order of bytes inside a page: {"layout", "attention_backend", "isa",
+    "dcp", "groups": [{"kind", "block_size", "tokens_per_block", "window": int|null, "layers": [{"page_size_bytes",
+    "dtype", "tokens_per_state": [num, den]|null, "edited_by": str|null, "kernel_block_size": int|null}]}]}."""
+
+def copy_path() -> str:
+    """Which host copy is used on this CPU: "avx2-streaming" or "portable", for the log."""
+
+def version() -> str: ...
+def testing_corrupt_pool(socket: str, seed: int) -> int:
+    """TEST HOOK. Overwrites the bytes of all live objects of the server at `socket` with deterministic noise in which
+    no bf16, fp16 or fp32 exponent is all ones, and returns how many bytes changed. For negative controls: after it, an
+    engine that loads from the cache must produce other output. Only possible for the server's own user, who may map
+    the pool anyway (docs, threat model)."""

@@ -1,0 +1,73 @@
+"""Which model and weights the bytes belong to, and how the model is split over ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+from kvasir import weights_identity
+
+
+def engine_instance(vllm_config: Any) -> bytes:
+    """16 bytes that all processes of one engine share, and no other engine."""
+    return hashlib.blake2b(str(vllm_config.kv_transfer_config.engine_id).encode(), digest_size=16).digest()
+
+
+def model_name(model_config: Any) -> str:
+    """The model as the engine was told, with what its flags change about the values in the cache."""
+    return f"{model_config.model}|{_overrides(model_config)}"
+
+
+def _overrides(model_config: Any) -> str:
+    parts = [
+        f"dtype={str(model_config.dtype).removeprefix('torch.')}",
+        f"quantization={getattr(model_config, 'quantization', None)}",
+    ]
+    overrides = getattr(model_config, "hf_overrides", None)
+    if callable(overrides):
+        # Code cannot be compared, but its effect can: the configuration that came out.
+        overrides = model_config.hf_config.to_json_string()
+    elif isinstance(overrides, dict):
+        overrides = sorted(overrides.items(), key=str)
+    if overrides:
+        parts.append(f"overrides={overrides}")
+    return ";".join(parts)
+
+
+def weights_id(vllm_config: Any, chosen: str | None) -> bytes:
+    """What tells one set of weights from another: the operator's word, the hub's commit, or the files themselves.
+
+    Raises OSError if it comes to the files and they cannot be read.
+    """
+    if chosen is not None:
+        return chosen.encode()
+    model_config = vllm_config.model_config
+    if str(getattr(vllm_config.load_config, "load_format", "auto")).endswith("dummy"):
+        # Made up by the engine; nobody else has them.
+        return b"dummy:" + engine_instance(vllm_config)
+    if os.path.isdir(model_config.model):
+        return weights_identity(model_config.model, _overrides(model_config))
+    commit = getattr(model_config.hf_config, "_commit_hash", None)
+    if commit:
+        return f"{model_config.model}@{commit}".encode()
+    raise FileNotFoundError(
+        f"{model_config.model} is neither a directory nor a hub model of a known commit: set \"kvasir.weights_id\""
+    )
+
+
+def parallel_shape(parallel_config: Any) -> str:
+    """How the model is split; engines of different shapes hold different bytes per rank."""
+    fields = {
+        "tp": parallel_config.tensor_parallel_size,
+        "pp": parallel_config.pipeline_parallel_size,
+        "dcp": parallel_config.decode_context_parallel_size,
+        "pcp": getattr(parallel_config, "prefill_context_parallel_size", 1),
+    }
+    return ",".join(f"{name}={value}" for name, value in fields.items())
+
+
+def kv_dtype(vllm_config: Any) -> str:
+    """Element type of the KV cache as configured, `auto` resolved to the model's."""
+    declared = str(vllm_config.cache_config.cache_dtype)
+    return str(vllm_config.model_config.dtype).removeprefix("torch.") if declared == "auto" else declared

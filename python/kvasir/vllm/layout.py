@@ -1,0 +1,179 @@
+"""Where pages lie in the worker's registered tensors, and the fingerprint of their inner order.
+
+Placement follows the engine's declared tensors (offset and strides), checked against the addresses of the registered
+views; a view's inner dimensions mean nothing here. Pages are opaque and always whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kvasir import layout_fingerprint
+from kvasir.vllm.geometry import Geometry, kind_of, layer_specs, tokens_per_state
+
+
+class LayoutRefused(ValueError):
+    """The registered tensors are not what the engine declared, or not in memory that can be served."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """Where one layer's pages lie: page of block b is at `offset + b * block_stride` in the region."""
+
+    region: int
+    offset: int
+    block_stride: int
+    page_bytes: int
+
+
+@dataclasses.dataclass
+class Layout:
+    """A worker's KV memory."""
+
+    regions: list[tuple[int, int]]
+    """(address, bytes) of each storage."""
+    num_blocks: int
+    groups: dict[int, list[Page]]
+    """Per cacheable KV cache group its layers in registered order."""
+    kernel_blocks: dict[int, list[int | None]]
+    """Per cacheable KV cache group and layer: tokens of one kernel page."""
+
+    def object_layouts(self, geometry: Geometry) -> list[tuple[int, list[tuple[int, list[tuple[int, int, int, int]]]]]]:
+        """The layouts in the form of `Client.set_memory`."""
+        return [
+            (
+                group.index,
+                [
+                    (span, [dataclasses.astuple(page) for page in self.groups[kv_group]])
+                    for kv_group, span in zip(group.kv_groups, group.spans)
+                ],
+            )
+            for group in geometry.object_groups
+        ]
+
+    def addresses(self, kv_group: int, block: int) -> list[tuple[int, int]]:
+        """(address, bytes) of every page of a block."""
+        return [
+            (self.regions[page.region][0] + page.offset + block * page.block_stride, page.page_bytes)
+            for page in self.groups[kv_group]
+        ]
+
+
+def _first_tensor(value: Any) -> Any:
+    while isinstance(value, (list, tuple)):
+        value = value[0]
+    return value
+
+
+def _declared(kv_cache_config: Any) -> dict[str, tuple[int, int]]:
+    """Layer name -> (offset of block 0, block stride) in the backing allocation."""
+    places = {}
+    for tensor in kv_cache_config.kv_cache_tensors:
+        for index, name in enumerate(tensor.layers):
+            places[name] = (tensor.offset + index * tensor.layer_stride, tensor.block_stride)
+    return places
+
+
+def place(kv_caches: Mapping[str, Any], kv_cache_config: Any, geometry: Geometry) -> Layout:
+    """Finds the pages of every cacheable group; refuses tensors that differ from what was declared."""
+    declared = _declared(kv_cache_config)
+    described = json.loads(geometry.document)["groups"]
+    layout = Layout([], kv_cache_config.num_blocks, {}, {})
+    known: dict[int, int] = {}
+    for kv_group in sorted(member for group in geometry.object_groups for member in group.kv_groups):
+        spec_of = dict(layer_specs(kv_cache_config.kv_cache_groups[kv_group]))
+        pages, kernel_blocks = [], []
+        # The layers that geometry resolved, in its order; layers that joined later share the cache of another.
+        for name in (layer["name"] for layer in described[kv_group]["layers"]):
+            tensor = _first_tensor(kv_caches.get(name))
+            if tensor is None:
+                raise LayoutRefused(f"layer {name} of group {kv_group} has no registered tensor")
+            if tensor.device.type != "cpu":
+                raise LayoutRefused(
+                    f"layer {name} lies on device {tensor.device}; this version serves KV caches in host memory only"
+                )
+            pages.append(_page(name, tensor, spec_of[name], declared.get(name), layout, known))
+            kernel_blocks.append(_kernel_block(spec_of[name], tensor, layout.num_blocks))
+        layout.groups[kv_group] = pages
+        layout.kernel_blocks[kv_group] = kernel_blocks
+    return layout
+
+
+def _page(
+    name: str, tensor: Any, spec: Any, declared: tuple[int, int] | None, layout: Layout, known: dict[int, int]
+) -> Page:
+    storage = tensor.untyped_storage()
+    address, nbytes = storage.data_ptr(), storage.nbytes()
+    if address not in known:
+        known[address] = len(layout.regions)
+        layout.regions.append((address, nbytes))
+    offset = tensor.data_ptr() - address
+    if declared is None:
+        rows = tensor.shape[0]
+        if rows % layout.num_blocks:
+            raise LayoutRefused(f"layer {name} has {rows} pages for {layout.num_blocks} blocks")
+        stride = tensor.stride(0) * tensor.element_size() * (rows // layout.num_blocks)
+    else:
+        stride = declared[1]
+        if declared[0] != offset:
+            raise LayoutRefused(f"layer {name} was declared at byte {declared[0]} and registered at byte {offset}")
+    page_bytes = spec.page_size_bytes
+    end = offset + (layout.num_blocks - 1) * stride + page_bytes
+    if stride < page_bytes or end > nbytes:
+        raise LayoutRefused(
+            f"layer {name}: {layout.num_blocks} pages of {page_bytes} bytes every {stride} bytes from byte {offset} "
+            f"do not fit a storage of {nbytes} bytes"
+        )
+    return Page(known[address], offset, stride, page_bytes)
+
+
+def _kernel_block(spec: Any, tensor: Any, num_blocks: int) -> int | None:
+    """Tokens of one kernel page, which is what the leading dimension counts; None for recurrent state."""
+    if kind_of(spec) == "mamba":
+        return None
+    rows = tensor.shape[0]
+    return spec.block_size * num_blocks // rows if rows and rows % num_blocks == 0 else spec.block_size
+
+
+def fingerprint(
+    kv_cache_config: Any, geometry: Geometry, layout: Layout, attention_backend: str, isa: str, dcp: int
+) -> bytes:
+    """32 bytes over everything that decides the order of bytes inside the pages of this worker."""
+    spans = dict(geometry.spans)
+    described = json.loads(geometry.document)["groups"]
+    groups = []
+    for kv_group, pages in sorted(layout.groups.items()):
+        entry = described[kv_group]
+        spec_of = dict(layer_specs(kv_cache_config.kv_cache_groups[kv_group]))
+        groups.append(
+            {
+                "kind": entry["kind"],
+                "block_size": entry["block_size"],
+                "tokens_per_block": spans[kv_group],
+                "window": entry.get("window", entry.get("attention_chunk_size")),
+                "layers": [
+                    {
+                        "page_size_bytes": page.page_bytes,
+                        "dtype": layer.get("dtype", ""),
+                        "tokens_per_state": tokens_per_state(spec_of[layer["name"]]),
+                        "edited_by": None,
+                        "kernel_block_size": kernel_block,
+                    }
+                    for layer, page, kernel_block in zip(entry["layers"], pages, layout.kernel_blocks[kv_group])
+                ],
+            }
+        )
+    return layout_fingerprint(
+        json.dumps(
+            {
+                "layout": kv_cache_config.kv_cache_layout or "",
+                "attention_backend": attention_backend,
+                "isa": isa,
+                "dcp": dcp,
+                "groups": groups,
+            }
+        )
+    )

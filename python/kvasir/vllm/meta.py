@@ -1,0 +1,69 @@
+"""What crosses between the scheduler role and the workers. Plain data: it is pickled on its way."""
+
+from __future__ import annotations
+
+import dataclasses
+
+# (key, object group, tokens, block ids per KV cache group)
+LoadItem = tuple[bytes, int, int, list[list[int]]]
+
+# (key, parent key, object group, tokens, block ids per KV cache group)
+StoreItem = tuple[bytes, bytes | None, int, int, list[list[int]]]
+
+
+@dataclasses.dataclass
+class Load:
+    """Blocks of one request to fill."""
+
+    request_id: str
+    session: int
+    items: list[LoadItem]
+    guarded: list[int] = dataclasses.field(default_factory=list)
+    """Items of which a front is read that the object may not hold: after the copy, a page of zeros is a failure."""
+    broken: bool = False
+    """The promise behind this load can no longer be kept: report the failure, copy nothing."""
+    blocks: list[int] = dataclasses.field(default_factory=list)
+    """All block ids that the engine believes will be filled; only kept where failures are reported by block."""
+
+
+@dataclasses.dataclass
+class Stores:
+    """Everything that one step stores, in an order in which parents precede their children."""
+
+    items: list[StoreItem] = dataclasses.field(default_factory=list)
+    owners: list[str] = dataclasses.field(default_factory=list)
+    """Request id per item."""
+    supersedes: list[tuple[bytes, int]] = dataclasses.field(default_factory=list)
+    """Tails that these items make needless: (key, object group)."""
+
+
+@dataclasses.dataclass
+class StepPlan:
+    """The work of one engine step."""
+
+    sync_loads: list[Load] = dataclasses.field(default_factory=list)
+    async_loads: list[Load] = dataclasses.field(default_factory=list)
+    stores: Stores | None = None
+
+
+@dataclasses.dataclass
+class RankReport:
+    """What a worker tells the scheduler role after the engine has registered its tensors."""
+
+    rank: int
+    domain: dict[str, str | bytes] | None
+    """The domain's fields, or None where this rank cannot take part."""
+    problem: str = ""
+    """Why it cannot."""
+
+
+@dataclasses.dataclass
+class StepReport:
+    """What a worker tells the scheduler role after a step."""
+
+    orphaned: set[str] = dataclasses.field(default_factory=set)
+    """Requests with a chunk whose parent is not live: their chains have to be stored again from the first gap."""
+
+    def merge(self, other: StepReport) -> None:
+        """Adds another worker's report."""
+        self.orphaned |= other.orphaned

@@ -1,0 +1,114 @@
+"""What the scheduler role remembers about one request."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from kvasir import Hit, KeyChain
+
+
+@dataclasses.dataclass
+class Pending:
+    """A lookup that has been sent and not yet answered."""
+
+    ticket: int
+    cap: int
+    local: int
+    pin: bool
+    first: Hit | None = None
+    """The answer of the first round, while a second round looks at the tails of another chunk."""
+
+
+@dataclasses.dataclass
+class Offer:
+    """A hit that the engine was told about and may take up in this scheduling pass."""
+
+    hit: Hit
+    local: int
+    total: int
+
+
+class RequestState:
+    """One request, from its arrival to its end. Keys are computed once; answers of the server are never kept."""
+
+    __slots__ = (
+        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "next_chunk", "no_load", "no_store",
+        "offer", "pending", "prompt_tail_done", "recheck", "request", "resets", "session", "tail_end", "unit",
+    )  # fmt: skip
+
+    def __init__(self, request: Any, session: int, object_groups: int) -> None:
+        params = getattr(request, "kv_transfer_params", None) or {}
+        self.request = request
+        self.session = session
+        self.bypass = _bypasses(request)
+        self.no_load = bool(params.get("no_load"))
+        self.no_store = bool(params.get("no_store"))
+        self.failed = False
+        """A load failed: the engine computes this request itself."""
+        self.chain: KeyChain | None = None
+        self.hashed = 0
+        self.pending: Pending | None = None
+        self.offer: Offer | None = None
+        self.held_pin = 0
+        """Pin of the load that is under way; it keeps the promise until every rank has reported."""
+        self.covered = [0] * object_groups
+        """Per object group: tokens that need not be stored, because the server has them."""
+        self.next_chunk = 0
+        self.unit = -1
+        """Whole alignments reached when stores were planned last: nothing to do until there is one more."""
+        self.prompt_tail_done = False
+        self.tail_end = 0
+        """Tokens up to which tails were planned."""
+        self.grown: tuple[int, int] | None = None
+        """(chunk, tokens) of the newest tail that holds generated tokens."""
+        self.recheck = False
+        """The server lost part of the chain: ask again what it has before storing."""
+        self.resets = 0
+
+    def store_again(self) -> None:
+        """Forgets what was stored and what the server was said to have."""
+        self.covered = [0] * len(self.covered)
+        self.next_chunk = 0
+        self.unit = -1
+        self.prompt_tail_done = False
+        self.tail_end = 0
+        self.grown = None
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens whose ids are known."""
+        return self.request.num_tokens
+
+    def chain_to(self, tokens: int, seed: bytes, chunk_size: int) -> KeyChain:
+        """The request's key chain, hashed up to at least `tokens` known tokens."""
+        if self.chain is None:
+            self.chain = KeyChain(seed, chunk_size, *_extras(self.request))
+        if self.hashed < tokens:
+            ids = self.request.all_token_ids
+            # All known ones at once: the prompt in one piece, generated tokens a unit at a time.
+            end = min(max(tokens, self.hashed), len(ids))
+            self.chain.extend(ids[self.hashed : end])
+            self.hashed = end
+        return self.chain
+
+
+def _bypasses(request: Any) -> bool:
+    """Requests whose KV does not follow from token ids, or whose tokens may still be taken back."""
+    if getattr(request, "prompt_embeds", None) is not None or request.prompt_token_ids is None:
+        return True
+    if getattr(request, "prompt_is_token_ids", None) is not None:
+        return True
+    return bool(getattr(request, "resumable", False))
+
+
+def _extras(request: Any) -> tuple[list[tuple[bytes, int, int]], bytes | None, bytes | None]:
+    items = []
+    for feature in getattr(request, "mm_features", None) or ():
+        position = feature.mm_position
+        items.append((str(feature.identifier).encode(), int(position.offset), int(position.length)))
+    lora = getattr(request, "lora_request", None)
+    # The engine's integer ids of adapters are handed out per process; name and path are stable.
+    identity = f"{lora.lora_name}\0{lora.lora_path}".encode() if lora is not None else None
+    salt = getattr(request, "cache_salt", None)
+    return items, identity, salt.encode() if salt else None

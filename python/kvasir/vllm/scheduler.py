@@ -1,0 +1,334 @@
+"""The scheduler role: hashes prompts, looks them up, decides what is loaded and stored.
+
+Every engine step is one pass: `matched` for each waiting request (asked again in every pass until the request is
+admitted, so nothing it does lasts), `allocated` for those that were admitted, then `build_plan` once. What was offered
+and not taken up by then is released.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvasir import Client, Hit, domain_seed
+from kvasir.vllm import loads
+from kvasir.vllm.geometry import Geometry, GeometryRefused
+from kvasir.vllm.lookups import Lookups, Miss
+from kvasir.vllm.meta import Load, RankReport, StepPlan, StepReport, Stores
+from kvasir.vllm.notes import Notes
+from kvasir.vllm.requests import Offer, RequestState
+from kvasir.vllm.settings import Settings
+from kvasir.vllm.stores import StorePlanner, states_of_step
+
+# A request whose chain the server lost is stored again from the first gap this many times, then left alone.
+RESETS_MAX = 3
+
+
+@dataclasses.dataclass(slots=True)
+class Scheduled:
+    """One request of a step."""
+
+    request_id: str
+    computed: int
+    """Tokens computed before the step."""
+    reached: int
+    """Tokens computed after it that cannot be taken back."""
+    settled: bool
+    """No token of the step can be taken back."""
+
+
+class SchedulerRole:
+    """One per engine; all calls come from the engine's scheduler thread."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        settings: Settings,
+        client: Client,
+        serves_loads: bool,
+        block_size: int | None,
+        notes: Notes,
+        steps_under_way: int = 1,
+    ) -> None:
+        self._geometry = geometry
+        self._settings = settings
+        self._client = client
+        self._serves_loads = serves_loads
+        self._block_size = block_size
+        self._notes = notes
+        self._steps_under_way = steps_under_way
+        self._lookups = Lookups(client, geometry, settings.lookup_wait)
+        self._domain: dict[str, Any] | None = None
+        self._seed = b""
+        self._chunk_size = 0
+        self._planner: StorePlanner | None = None
+        self._refused = False
+        self._states: dict[str, RequestState] = {}
+        self._sessions = itertools.count(1)
+        self._offered: list[str] = []
+        self._loads: list[Load] = []
+        self._step_loads: list[str] = []
+        """Requests with a synchronous load in the step that is being planned."""
+        self._running: collections.deque[list[str]] = collections.deque()
+        """The same for the steps that may be running, oldest first."""
+
+    @property
+    def loads_async(self) -> bool:
+        """Whether this model's loads run between steps. Only a single full-attention group is loaded in its step."""
+        return not self._geometry.single_full
+
+    # Start-up
+
+    def set_ranks(self, reports: Mapping[Any, RankReport]) -> None:
+        """Takes what the workers say about their layouts. All have to agree, or nothing is served."""
+        problems = sorted({report.problem for report in reports.values() if report.domain is None})
+        domains = [report.domain for report in reports.values() if report.domain is not None]
+        if problems or not domains:
+            self._notes.warn("ranks", f"not caching: {'; '.join(problems) or 'no worker has reported its layout'}")
+            return
+        if any(domain != domains[0] for domain in domains[1:]):
+            fields = sorted({key for domain in domains for key in domain if domain[key] != domains[0][key]})
+            self._notes.warn("ranks", f"not caching: the ranks differ in {', '.join(fields)}")
+            return
+        self._domain = domains[0]
+        self._ready()
+
+    def _ready(self) -> bool:
+        """Whether keys can be computed; becomes true once layout and chunk size are known, also much later."""
+        if self._planner is not None:
+            return True
+        chunk_size = self._client.chunk_size
+        if self._refused or self._domain is None or not chunk_size:
+            return False
+        try:
+            self._geometry.check_chunk(chunk_size, self._block_size)
+        except GeometryRefused as error:
+            self._refused = True
+            self._notes.warn("chunk", f"not caching: {error}")
+            return False
+        self._seed = domain_seed(self._domain, chunk_size)
+        self._chunk_size = chunk_size
+        self._planner = StorePlanner(self._geometry, chunk_size, self._settings.store == "prompt")
+        self._notes.info("ready", f"chunk size {chunk_size} tokens, hits in steps of {self._geometry.alignment}")
+        return True
+
+    # Waiting requests
+
+    def _state(self, request: Any) -> RequestState:
+        state = self._states.get(request.request_id)
+        if state is None:
+            groups = max((group.index for group in self._geometry.object_groups), default=-1) + 1
+            state = RequestState(request, next(self._sessions), groups)
+            self._states[request.request_id] = state
+        return state
+
+    def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
+        """Tokens beyond `local` that can be loaded, and whether between steps; (None, False) to be asked again."""
+        state = self._state(request)
+        self._withdraw(state)
+        if state.bypass or not self._ready() or not self._client.healthy:
+            return 0, False
+        cap = (request.num_tokens - 1) // self._geometry.alignment * self._geometry.alignment
+        wanted = (
+            self._serves_loads
+            and not (state.failed or state.no_load or getattr(request, "skip_reading_prefix_cache", False))
+            and cap > local
+        )
+        if not wanted:
+            # Not a question about loading, but stores need to know what is there already.
+            if not state.no_store:
+                self._learn(state)
+            return 0, False
+        hit = self._lookups.poll(state, self._seed, self._chunk_size, cap, local, pin=True)
+        if hit is None:
+            return None, False
+        self._cover(state, hit)
+        total = min(hit.hit_tokens, cap)
+        total -= total % self._geometry.alignment
+        if total <= local or total != hit.hit_tokens:
+            self._release(hit.pin)
+            return 0, False
+        state.offer = Offer(hit, local, total)
+        self._offered.append(request.request_id)
+        return total - local, self.loads_async
+
+    def allocated(self, request: Any, table: Sequence[Sequence[int]], external: int) -> None:
+        """The engine has allocated blocks; with `external` tokens above 0 it counts on their being loaded."""
+        if external <= 0:
+            return
+        state = self._state(request)
+        offer, state.offer = state.offer, None
+        load = Load(request.request_id, state.session, [])
+        # In the plan whatever happens below: a load that nobody reports would leave its request waiting for ever.
+        self._loads.append(load)
+        load.broken = True
+        local = offer.local if offer else 0
+        total = local + external
+        if not self.loads_async:
+            blocks = loads.blocks_to_fill(self._geometry, table, local, total)
+            load.blocks = sorted(set().union(*blocks.values()))
+        hit = self._hit_of(state, offer, total)
+        if hit is None:
+            return
+        state.held_pin = hit.pin
+        if not self.loads_async:
+            self._step_loads.append(request.request_id)
+        fill = loads.plan(self._geometry, self._chunk_size, hit.loads, table, local, total)
+        if not fill.complete:
+            self._notes.warn("incomplete", f"a hit of {total} tokens did not name every object that it needs")
+            return
+        load.items, load.guarded, load.broken = fill.items, fill.guarded, False
+
+    def _hit_of(self, state: RequestState, offer: Offer | None, total: int) -> Hit | None:
+        """The hit to load `total` tokens from: the offer's, or that of a shorter prefix if the engine takes less."""
+        if offer is None:
+            return None
+        if total == offer.total or (total < offer.total and self._geometry.single_full):
+            return offer.hit
+        self._release(offer.hit.pin)
+        if total > offer.total:
+            return None
+        return self._lookups.exact(state, self._seed, self._chunk_size, total, offer.local)
+
+    # The plan of a step
+
+    def build_plan(
+        self,
+        scheduled: Iterable[Scheduled],
+        table_of: Any,
+        handed: Mapping[str, Sequence[tuple[int, int, int]]],
+    ) -> StepPlan:
+        """Everything that this step loads and stores. `table_of(request id)` gives a request's current block table."""
+        self._lookups.new_step()
+        for request_id in self._offered:
+            state = self._states.get(request_id)
+            if state is not None:
+                self._withdraw(state)
+        self._offered.clear()
+        self._running.append(self._step_loads)
+        self._step_loads = []
+        while len(self._running) > self._steps_under_way:
+            # The engine does not plan a step before this one is over.
+            self._let_go(self._running.popleft())
+        plan = StepPlan()
+        new, self._loads = self._loads, []
+        if self.loads_async:
+            plan.async_loads = new
+        else:
+            plan.sync_loads = new
+        try:
+            plan.stores = self._plan_stores(scheduled, table_of, handed)
+        except Exception as error:  # a cache that cannot store is still a cache
+            self._notes.failure("stores", "planning stores", error)
+        return plan
+
+    def _plan_stores(
+        self,
+        scheduled: Iterable[Scheduled],
+        table_of: Any,
+        handed: Mapping[str, Sequence[tuple[int, int, int]]],
+    ) -> Stores | None:
+        planner = self._planner
+        if planner is None or not self._client.healthy:
+            return None
+        out = Stores()
+        alignment = self._geometry.alignment
+        for step in scheduled:
+            state = self._states.get(step.request_id)
+            offers = handed.get(step.request_id, ())
+            if state is None or state.bypass or state.no_store:
+                continue
+            if not offers and planner.limit(state, step.reached) // alignment == state.unit:
+                continue
+            if state.pending is not None or state.recheck:
+                self._learn(state)
+                if state.pending is not None:
+                    continue
+            table = table_of(step.request_id)
+            if table is None:
+                continue
+            states = states_of_step(self._geometry, table, step.reached, offers, step.settled)
+            planner.plan(state, self._seed, table, step.reached, states, out)
+        return out if out.items else None
+
+    def _learn(self, state: RequestState) -> None:
+        """Asks what the server has of this request, without pinning anything."""
+        cap = state.known_tokens // self._geometry.alignment * self._geometry.alignment
+        if not cap:
+            return
+        hit = self._lookups.poll(state, self._seed, self._chunk_size, cap, 0, pin=False)
+        if hit is None:
+            return
+        state.recheck = False
+        self._release(hit.pin)
+        self._cover(state, hit)
+
+    def _cover(self, state: RequestState, hit: Hit | Miss) -> None:
+        if hit.degraded:
+            return
+        for group in self._geometry.object_groups:
+            present = hit.present_tokens[group.index] if group.index < len(hit.present_tokens) else 0
+            # A hit means that windows and states are there for its end, whatever is missing before.
+            state.covered[group.index] = max(present, hit.hit_tokens)
+
+    # After a step, and the end of a request
+
+    def on_output(
+        self, finished: Iterable[str], failed: Iterable[str], report: StepReport | None
+    ) -> None:
+        """Takes the workers' results of a step."""
+        for request_id in failed:
+            state = self._states.get(request_id)
+            if state is not None:
+                state.failed = True
+        self._let_go(finished)
+        for request_id in report.orphaned if report else ():
+            state = self._states.get(request_id)
+            if state is not None and state.resets < RESETS_MAX:
+                state.resets += 1
+                state.recheck = True
+                state.store_again()
+
+    def finished(self, request_id: str) -> None:
+        """Forgets a request. Its load, if one is still running, has pins of its own in the workers."""
+        state = self._states.pop(request_id, None)
+        if state is None:
+            return
+        self._withdraw(state)
+        self._lookups.drop(state)
+        self._release(state.held_pin)
+        if state.chain is not None:
+            self._client.end_session(state.session)
+
+    def reset(self) -> bool:
+        """Drops every unpinned object of the server."""
+        done = self._client.clear()
+        for state in self._states.values():
+            state.store_again()
+        return done
+
+    def close(self) -> None:
+        """Lets go of everything that is held."""
+        for request_id in list(self._states):
+            self.finished(request_id)
+        self._client.close()
+
+    def _let_go(self, request_ids: Iterable[str]) -> None:
+        """Releases the pins of loads that are over."""
+        for request_id in request_ids:
+            state = self._states.get(request_id)
+            if state is not None:
+                self._release(state.held_pin)
+                state.held_pin = 0
+
+    def _withdraw(self, state: RequestState) -> None:
+        offer, state.offer = state.offer, None
+        if offer is not None:
+            self._release(offer.hit.pin)
+
+    def _release(self, pin: int) -> None:
+        if pin:
+            self._client.release([pin])

@@ -1,0 +1,94 @@
+"""The connector's settings: the `kvasir.*` keys of `kv_connector_extra_config`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PREFIX = "kvasir."
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{key} is {value!r}; it has to be a string that is not empty")
+    return value
+
+
+def _positive(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ValueError(f"{key} is {value!r}; it has to be a number above 0")
+    return float(value)
+
+
+def _count(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(f"{key} is {value!r}; it has to be an integer above 0")
+    return value
+
+
+def _store(key: str, value: Any) -> str:
+    if value not in ("all", "prompt"):
+        raise ValueError(f"{key} is {value!r}; it has to be \"all\" or \"prompt\"")
+    return value
+
+
+def _socket(key: str, value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        if len(value) != 1:
+            raise ValueError(f"{key} names {len(value)} sockets; this version of the connector uses exactly one")
+        value = value[0]
+    return _text(key, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How one engine uses Kvasir."""
+
+    socket: str
+    """Path of the server's socket."""
+    heartbeat_interval: float = 10.0
+    """Seconds between attempts to repair a connection that was refused or failed."""
+    deadline: float = 1.0
+    """Longest wait for an answer of the server, in seconds."""
+    lookup_wait: float = 0.002
+    """How long the scheduler waits for a lookup before it takes up the request in a later step, in seconds."""
+    weights_id: str | None = None
+    """Identity of the weights, in place of the one found from the model's files."""
+    store: str = "all"
+    """`all`: prompts and generated tokens are stored; `prompt`: prompts only."""
+    preferred_base: int = 256
+    """Chunk size that this engine would like to see as the minimum where the server leaves it open."""
+    credit_bytes: int = 64 << 20
+    """Pool space that a worker holds ready for its next stores."""
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any]) -> Settings:
+        """Reads the engine's extra configuration; keys of other prefixes are not ours and are left alone."""
+        own = {key: value for key, value in extra.items() if key.startswith(PREFIX)}
+        unknown = sorted(set(own) - set(_KEYS))
+        if unknown:
+            raise ValueError(f"unknown settings {', '.join(unknown)}; known are {', '.join(sorted(_KEYS))}")
+        values = {field: read(key, own[key]) for key, (field, read) in _KEYS.items() if own.get(key) is not None}
+        if "socket" not in values:
+            socket = os.environ.get("KVASIR_SOCKET")
+            if not socket:
+                raise ValueError(
+                    "no server named: set \"kvasir.socket\" in kv_connector_extra_config, or KVASIR_SOCKET in the "
+                    "environment, to the path given to `kvasir serve --socket`"
+                )
+            values["socket"] = socket
+        return cls(**values)
+
+
+_KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "kvasir.socket": ("socket", _socket),
+    "kvasir.heartbeat_interval": ("heartbeat_interval", _positive),
+    "kvasir.deadline": ("deadline", _positive),
+    "kvasir.lookup_wait": ("lookup_wait", _positive),
+    "kvasir.weights_id": ("weights_id", _text),
+    "kvasir.store": ("store", _store),
+    "kvasir.preferred_base": ("preferred_base", _count),
+    "kvasir.credit_bytes": ("credit_bytes", _count),
+}

@@ -1,0 +1,230 @@
+"""The worker role: copies between the engine's KV tensors and the pool.
+
+Stores run synchronously when a step is done, so nothing that the engine reuses afterwards is still being read, and
+there is nothing to fence when requests are preempted. Loads run in the step for a single full-attention group, else
+in a thread between steps; every request handed to it is reported finished exactly once, whatever happens to it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvasir import Client, copy_path
+from kvasir.vllm.geometry import Geometry
+from kvasir.vllm.layout import Layout
+from kvasir.vllm.meta import Load, StepPlan, StepReport, Stores
+from kvasir.vllm.notes import Notes
+
+LOAD_THREADS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """This worker among the workers of its engine."""
+
+    rank: int
+    world_size: int
+    part: int
+    """The part of an object that it reads and writes."""
+    parts: int
+    stores: bool
+    """False where a lower rank holds the same bytes and stores them."""
+
+
+@dataclasses.dataclass
+class Results:
+    """What has ended since it was last asked."""
+
+    done: set[str]
+    failed: set[str]
+
+
+class WorkerRole:
+    """One per worker process."""
+
+    def __init__(
+        self, geometry: Geometry, client: Client, rank: Rank, notes: Notes, steps_under_way: int = 1
+    ) -> None:
+        self._geometry = geometry
+        self._client = client
+        self._rank = rank
+        self._notes = notes
+        self._steps_under_way = steps_under_way
+        self._suspect_steps = 0
+        """Steps, from this one on, that may compute from blocks which were not loaded."""
+        self._layout: Layout | None = None
+        self._kv_caches: Any = None
+        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._results = Results(set(), set())
+        self._bad_blocks: set[int] = set()
+        self._orphaned: set[str] = set()
+
+    def register(self, kv_caches: Mapping[str, Any], layout: Layout, domain: Mapping[str, Any]) -> None:
+        """Names the engine's memory and registers it. The server may be away; the client then does it later."""
+        geometry, rank = self._geometry, self._rank
+        self._client.set_memory(layout.regions, layout.object_layouts(geometry), layout.num_blocks)
+        self._layout = layout
+        self._kv_caches = kv_caches  # keeps the memory alive as long as copies may touch it
+        groups = [
+            (group.index, group.kind, rank.parts, rank.part, group.window_tokens, group.unit_bytes)
+            for group in geometry.object_groups
+        ]
+        self._client.register(
+            domain,
+            rank.rank,
+            rank.world_size,
+            geometry.alignment,
+            geometry.spans,
+            groups,
+            sum(len(pages) for pages in layout.groups.values()),
+            layout.num_blocks,
+            rank.stores,
+        )
+
+    def say_path(self) -> None:
+        """The payload path, once."""
+        self._notes.info("path", f"payload path shm-direct, copies by {copy_path()}")
+
+    # Loads
+
+    def start_loads(self, plan: StepPlan) -> None:
+        """Runs the step's synchronous loads and starts the others."""
+        for load in plan.sync_loads:
+            failed = self._run(load)
+            if failed:
+                self._bad_blocks |= failed
+                self._suspect_steps = self._steps_under_way
+        for load in plan.async_loads:
+            try:
+                if self._threads is None:
+                    self._threads = concurrent.futures.ThreadPoolExecutor(LOAD_THREADS, "kvasir-load")
+                self._threads.submit(self._run_async, load)
+            except RuntimeError as error:
+                # No thread to be had: the request must be reported all the same.
+                self._notes.failure("thread", "starting a load", error)
+                self._report(load, failed=True)
+
+    def _run_async(self, load: Load) -> None:
+        failed = True
+        try:
+            failed = bool(self._run(load))
+        finally:
+            self._report(load, failed)
+
+    def _report(self, load: Load, failed: bool) -> None:
+        with self._lock:
+            self._results.done.add(load.request_id)
+            if failed:
+                self._results.failed.add(load.request_id)
+
+    def _run(self, load: Load) -> set[int]:
+        """Copies; the blocks that hold nothing usable afterwards, which is none if all went well."""
+        everything = set(load.blocks) or {block for item in load.items for part in item[3] for block in part}
+        everything.discard(0)
+        if load.broken or self._layout is None:
+            return everything or {-1}
+        try:
+            good = self._client.load(load.session, self._rank.part, load.items)
+            hollow = [index for index in load.guarded if good[index] and self._is_hollow(load.items[index])]
+        except Exception as error:  # never into the engine: what was not loaded is computed
+            self._notes.failure("load", "loading", error)
+            return everything or {-1}
+        if hollow:
+            self._notes.info("hollow", "a window object no longer held the front of its chunk; computing instead")
+        bad = {index for index, fine in enumerate(good) if not fine}.union(hollow)
+        return {block for index in bad for part in load.items[index][3] for block in part if block}
+
+    def _is_hollow(self, item: tuple[bytes, int, int, list[list[int]]]) -> bool:
+        """Whether a block that was read is one that the object's writer no longer held.
+
+        Such blocks are stored as zeros. Only the front of a window object that was stored after the window had moved
+        on can hold them, and only a resume inside the object's chunk reads that front.
+        """
+        assert self._layout is not None
+        group = next(group for group in self._geometry.object_groups if group.index == item[1])
+        for kv_group, blocks in zip(group.kv_groups, item[3]):
+            for block in blocks:
+                if block and all(_is_zero(*page) for page in self._layout.addresses(kv_group, block)):
+                    return True
+        return False
+
+    def take_results(self) -> Results:
+        """Asynchronous loads that have ended; each request once."""
+        with self._lock:
+            results, self._results = self._results, Results(set(), set())
+        return results
+
+    def take_bad_blocks(self) -> set[int]:
+        """Blocks whose synchronous load failed."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        bad.discard(-1)
+        return bad
+
+    # Stores
+
+    def save(self, stores: Stores | None) -> None:
+        """Copies what a step completed and publishes it with one message."""
+        suspect, self._suspect_steps = self._suspect_steps > 0, max(self._suspect_steps - 1, 0)
+        if stores is None or self._layout is None or not self._rank.stores:
+            return
+        if suspect:
+            # A load of this step failed, and what was computed from its blocks is wrong until the engine computes it
+            # again. Which requests share those blocks only the engine knows, so nothing of the step is stored.
+            self._orphaned.update(stores.owners)
+            return
+        part = self._rank.part
+        items = [(key, parent, group, part, tokens, ids) for key, parent, group, tokens, ids in stores.items]
+        try:
+            outcomes = self._client.store(items, stores.supersedes)
+        except Exception as error:  # never into the engine: what was not stored is a later miss
+            self._notes.failure("store", "storing", error)
+            return
+        self._orphaned.update(owner for owner, outcome in zip(stores.owners, outcomes) if outcome == "no_parent")
+
+    def take_report(self) -> StepReport | None:
+        """What the scheduler role should hear about this step."""
+        if not self._orphaned:
+            return None
+        orphaned, self._orphaned = self._orphaned, set()
+        return StepReport(orphaned)
+
+    def close(self) -> None:
+        """Waits for running loads and ends the connection."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+        self._client.close()
+
+
+def _is_zero(address: int, size: int) -> bool:
+    probe = min(64, size)
+    if any(ctypes.string_at(address, probe)):
+        return False
+    return not any(ctypes.string_at(address, size))
+
+
+def rank_of(parallel_config: Any, replicas: int) -> Rank:
+    """Which part of an object a worker holds: one per pipeline stage and distinct tensor-parallel shard."""
+    tp, pp = parallel_config.tensor_parallel_size, parallel_config.pipeline_parallel_size
+    rank = parallel_config.rank % (tp * pp)
+    stage, shard = divmod(rank, tp)
+    # Context parallel ranks hold different tokens even where the heads are the same.
+    replicas = 1 if parallel_config.decode_context_parallel_size > 1 else max(replicas, 1)
+    shards = max(tp // replicas, 1)
+    part = stage * shards + shard // replicas
+    return Rank(rank, tp * pp, part, pp * shards, stores=shard % replicas == 0)
+
+
+def unsupported(parallel_config: Any) -> Sequence[str]:
+    """Parallel shapes that this version does not serve."""
+    found = []
+    if getattr(parallel_config, "prefill_context_parallel_size", 1) > 1:
+        found.append("prefill context parallelism")
+    if parallel_config.pipeline_parallel_size > 1:
+        found.append("pipeline parallelism")
+    return found

@@ -1,0 +1,367 @@
+//! `Client` and `Hit`.
+
+use std::time::Duration;
+
+use kvasir::client::{self as native, ClientConfig, LookupAnswer, Pin, Ticket};
+use kvasir::wire::{Lookup, Negotiate, PayloadPath, PeerKind, RegisterKvCache};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::args::{
+    DomainArg, GroupArg, Key, LoadArg, StoreArg, load_request, object_group, peer_kind, spans, store_request,
+};
+use crate::errors::detached;
+use crate::keys::{KeyChain, bytes};
+use crate::memory::{LayoutArg, RegionArg, kv_memory};
+
+/// One connection to a Kvasir server that repairs itself.
+#[pyclass(module = "kvasir._native", frozen)]
+pub(crate) struct Client {
+    client: native::Client,
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    #[pyo3(signature = (socket, kind, name, engine_instance, deadline_s = 1.0, heartbeat_s = 10.0,
+                        credit_bytes = 64 << 20))]
+    #[allow(clippy::too_many_arguments)] // keyword arguments of the Python signature
+    fn new(
+        py: Python<'_>,
+        socket: &str,
+        kind: &str,
+        name: &str,
+        engine_instance: &[u8],
+        deadline_s: f64,
+        heartbeat_s: f64,
+        credit_bytes: u64,
+    ) -> PyResult<Self> {
+        let instance: [u8; 16] = engine_instance.try_into().map_err(|_| {
+            let given = engine_instance.len();
+            PyValueError::new_err(format!("engine_instance has 16 bytes, this one has {given}"))
+        })?;
+        let mut config = ClientConfig::new(socket, peer_kind(kind)?, name, instance);
+        config.deadline = seconds("deadline_s", deadline_s)?;
+        config.heartbeat = seconds("heartbeat_s", heartbeat_s)?;
+        config.credit_bytes = credit_bytes;
+        let client = detached(py, || native::Client::new(config))?;
+        Ok(Self { client })
+    }
+
+    #[getter]
+    fn healthy(&self) -> bool {
+        self.client.is_healthy()
+    }
+
+    #[getter]
+    fn state_text(&self) -> String {
+        self.client.state_text()
+    }
+
+    #[getter]
+    fn chunk_size(&self) -> Option<u64> {
+        self.client.chunk_size()
+    }
+
+    #[getter]
+    fn domain_seed<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        self.client.domain_seed().map(|seed| bytes(py, &seed))
+    }
+
+    #[getter]
+    fn socket(&self) -> String {
+        self.client.config().socket.display().to_string()
+    }
+
+    #[pyo3(signature = (required_alignment, spans, preferred_base = 256, previous_size = 0))]
+    fn negotiate(
+        &self,
+        py: Python<'_>,
+        required_alignment: u64,
+        spans: Vec<(u32, u64)>,
+        preferred_base: u64,
+        previous_size: u64,
+    ) -> PyResult<u64> {
+        let request = Negotiate {
+            required_alignment,
+            spans: self::spans(spans),
+            preferred_base,
+            previous_size,
+        };
+        detached(py, || Ok(self.client.negotiate(request)?.chunk_size))
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.client.warnings()
+    }
+
+    #[pyo3(signature = (domain, rank, world_size, required_alignment, spans, groups, layers, blocks, stores = true))]
+    #[allow(clippy::too_many_arguments)] // keyword arguments of the Python signature
+    fn register<'py>(
+        &self,
+        py: Python<'py>,
+        domain: DomainArg,
+        rank: u32,
+        world_size: u32,
+        required_alignment: u64,
+        spans: Vec<(u32, u64)>,
+        groups: Vec<GroupArg>,
+        layers: u32,
+        blocks: u64,
+        stores: bool,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let payload_path = match self.client.config().kind {
+            PeerKind::Worker => PayloadPath::ShmDirect,
+            _ => PayloadPath::None,
+        };
+        let request = RegisterKvCache {
+            domain: domain.wire(),
+            rank,
+            world_size,
+            required_alignment,
+            spans: self::spans(spans),
+            groups: groups.into_iter().map(object_group).collect::<PyResult<_>>()?,
+            layers,
+            blocks,
+            payload_path,
+            stores,
+        };
+        let seed = detached(py, || self.client.register(request))?;
+        Ok(bytes(py, &seed))
+    }
+
+    fn set_memory(
+        &self,
+        py: Python<'_>,
+        regions: Vec<RegionArg>,
+        layouts: Vec<LayoutArg>,
+        num_blocks: u64,
+    ) -> PyResult<()> {
+        detached(py, || {
+            self.client.set_memory(kv_memory(&regions, layouts, num_blocks)?);
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (seed, session, chain, num_keys, tails, max_tokens, local_tokens, pin = true))]
+    #[allow(clippy::too_many_arguments)] // keyword arguments of the Python signature
+    fn lookup_start(
+        &self,
+        py: Python<'_>,
+        seed: Key,
+        session: u64,
+        chain: &KeyChain,
+        num_keys: usize,
+        tails: Vec<(u32, u32)>,
+        max_tokens: u64,
+        local_tokens: u64,
+        pin: bool,
+    ) -> PyResult<u64> {
+        let request = lookup_request(
+            seed,
+            session,
+            chain,
+            num_keys,
+            &tails,
+            max_tokens,
+            local_tokens,
+            pin,
+        )?;
+        let ticket = detached(py, || self.client.lookup_start(request))?;
+        Ok(ticket.0)
+    }
+
+    #[pyo3(signature = (ticket, wait_s = 0.0))]
+    fn lookup_result(&self, py: Python<'_>, ticket: u64, wait_s: f64) -> PyResult<Option<Hit>> {
+        let wait = seconds("wait_s", wait_s)?;
+        let answer = detached(py, || self.client.lookup_poll(Ticket(ticket), wait))?;
+        Ok(answer.map(Hit))
+    }
+
+    fn lookup_cancel(&self, py: Python<'_>, ticket: u64) -> PyResult<()> {
+        detached(py, || {
+            self.client.lookup_cancel(Ticket(ticket));
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (seed, session, chain, num_keys, tails, max_tokens, local_tokens, pin = true))]
+    #[allow(clippy::too_many_arguments)] // keyword arguments of the Python signature
+    fn lookup(
+        &self,
+        py: Python<'_>,
+        seed: Key,
+        session: u64,
+        chain: &KeyChain,
+        num_keys: usize,
+        tails: Vec<(u32, u32)>,
+        max_tokens: u64,
+        local_tokens: u64,
+        pin: bool,
+    ) -> PyResult<Hit> {
+        let request = lookup_request(
+            seed,
+            session,
+            chain,
+            num_keys,
+            &tails,
+            max_tokens,
+            local_tokens,
+            pin,
+        )?;
+        detached(py, || self.client.lookup(request)).map(Hit)
+    }
+
+    #[pyo3(signature = (items, supersedes = Vec::new()))]
+    fn store(
+        &self,
+        py: Python<'_>,
+        items: Vec<StoreArg>,
+        supersedes: Vec<(Key, u16)>,
+    ) -> PyResult<Vec<&'static str>> {
+        let requests: Vec<_> = items.into_iter().map(store_request).collect();
+        let supersedes = supersedes
+            .into_iter()
+            .map(|(key, group)| kvasir::wire::ObjectId { key: key.0, group });
+        let supersedes: Vec<_> = supersedes.collect();
+        let outcomes = detached(py, || self.client.store(&requests, &supersedes))?;
+        Ok(outcomes.into_iter().map(native::StoreOutcome::name).collect())
+    }
+
+    fn load(&self, py: Python<'_>, session: u64, part: u16, items: Vec<LoadArg>) -> PyResult<Vec<bool>> {
+        let requests: Vec<_> = items.into_iter().map(load_request).collect();
+        detached(py, || self.client.load(session, part, &requests))
+    }
+
+    fn release(&self, py: Python<'_>, pins: Vec<u128>) -> PyResult<()> {
+        let pins: Vec<Pin> = pins.into_iter().filter_map(pin_of).collect();
+        detached(py, || self.client.release(&pins))
+    }
+
+    fn end_session(&self, py: Python<'_>, session: u64) -> PyResult<()> {
+        detached(py, || self.client.end_session(session))
+    }
+
+    fn clear(&self, py: Python<'_>) -> PyResult<bool> {
+        detached(py, || self.client.clear())
+    }
+
+    fn status_json(&self, py: Python<'_>) -> PyResult<String> {
+        detached(py, || self.client.status())
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = detached(py, || Ok(self.client.stats()))?;
+        let dict = PyDict::new(py);
+        for (name, value) in [
+            ("lookups", stats.lookups),
+            ("lookup_misses_degraded", stats.degraded_lookups),
+            ("loads", stats.loads),
+            ("loaded_bytes", stats.loaded_bytes),
+            ("failed_loads", stats.failed_loads),
+            ("stale_loads", stats.stale_loads),
+            ("stores", stats.stores),
+            ("stored_bytes", stats.stored_bytes),
+            ("dropped_stores", stats.dropped_stores),
+            ("reconnects", stats.reconnects),
+            ("degraded_ms", stats.degraded_ms),
+            ("credit_bytes", stats.credit_bytes),
+        ] {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || {
+            self.client.close();
+            Ok(())
+        })
+    }
+}
+
+/// The answer to a lookup.
+#[pyclass(module = "kvasir._native", frozen)]
+pub(crate) struct Hit(LookupAnswer);
+
+#[pymethods]
+impl Hit {
+    #[getter]
+    fn hit_tokens(&self) -> u64 {
+        self.0.hit_tokens
+    }
+
+    #[getter]
+    fn pin(&self) -> u128 {
+        self.0.pin.map_or(0, pin_number)
+    }
+
+    #[getter]
+    fn loads<'py>(&self, py: Python<'py>) -> Vec<(Bound<'py, PyBytes>, u16, u32, u32)> {
+        let loads = self.0.loads.iter();
+        loads
+            .map(|load| (bytes(py, &load.id.key), load.id.group, load.chunk, load.tokens))
+            .collect()
+    }
+
+    #[getter]
+    fn present_tokens(&self) -> Vec<u64> {
+        self.0.present_tokens.clone()
+    }
+
+    #[getter]
+    fn degraded(&self) -> bool {
+        self.0.degraded
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "Hit(hit_tokens={}, loads={}, pinned={}, degraded={})",
+            self.0.hit_tokens,
+            self.0.loads.len(),
+            self.0.pin.is_some(),
+            self.0.degraded
+        )
+    }
+}
+
+/// A pin as one number, so that a pin of an earlier connection is never taken for one of this.
+fn pin_number(pin: Pin) -> u128 {
+    u128::from(pin.connection) << 64 | u128::from(pin.id)
+}
+
+/// The pin of a number; nothing for 0, which is no pin.
+fn pin_of(number: u128) -> Option<Pin> {
+    (number != 0).then_some(Pin {
+        connection: (number >> 64) as u64,
+        id: number as u64,
+    })
+}
+
+fn seconds(what: &str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value)
+        .map_err(|error| PyValueError::new_err(format!("{what} is {value}: {error}")))
+}
+
+#[allow(clippy::too_many_arguments)] // the arguments of two methods
+fn lookup_request(
+    seed: Key,
+    session: u64,
+    chain: &KeyChain,
+    num_keys: usize,
+    tails: &[(u32, u32)],
+    max_tokens: u64,
+    local_tokens: u64,
+    pin: bool,
+) -> PyResult<Lookup> {
+    Ok(Lookup {
+        domain_seed: seed.0,
+        session,
+        keys: chain.front(num_keys)?,
+        tails: chain.tails(tails)?,
+        max_tokens,
+        local_tokens,
+        pin,
+    })
+}

@@ -1,0 +1,195 @@
+//! `KeyChain`, and tokens in all the forms in which engines hold them.
+
+use kvasir::keys::{ChunkKey, Extras, KeyChain as Chain, MmItem};
+use kvasir::wire::TailKey;
+use pyo3::buffer::{Element, PyBuffer};
+use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::args::Key;
+use crate::errors::key_error;
+
+/// The keys of one prompt, hashed incrementally.
+#[pyclass(module = "kvasir._native")]
+pub(crate) struct KeyChain {
+    chain: Chain,
+}
+
+#[pymethods]
+impl KeyChain {
+    #[new]
+    #[pyo3(signature = (seed, chunk_size, mm_items = Vec::new(), lora = None, salt = None))]
+    fn new(
+        py: Python<'_>,
+        seed: Key,
+        chunk_size: u32,
+        mm_items: Vec<(Vec<u8>, u64, u64)>,
+        lora: Option<Vec<u8>>,
+        salt: Option<Vec<u8>>,
+    ) -> PyResult<Self> {
+        let mm_items = mm_items.into_iter().map(|(identifier, start, length)| MmItem {
+            identifier,
+            start,
+            length,
+        });
+        let extras = Extras {
+            mm_items: mm_items.collect(),
+            lora,
+            salt,
+        };
+        let chain = Chain::new(seed.0, chunk_size, extras).map_err(|error| key_error(py, error))?;
+        Ok(Self { chain })
+    }
+
+    fn extend(&mut self, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.chain.extend(&read_tokens(tokens)?);
+        Ok(())
+    }
+
+    fn __len__(&self) -> usize {
+        self.chain.len_tokens()
+    }
+
+    #[getter]
+    fn num_chunks(&self) -> usize {
+        self.chain.keys().len()
+    }
+
+    #[getter]
+    fn chunk_size(&self) -> u32 {
+        self.chain.chunk_size()
+    }
+
+    fn chunk_key<'py>(&self, py: Python<'py>, chunk: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let key = self.chain.keys().get(chunk);
+        key.map(|key| bytes(py, key)).ok_or_else(|| {
+            let full = self.chain.keys().len();
+            PyIndexError::new_err(format!("chunk {chunk} of {full} full chunks"))
+        })
+    }
+
+    fn parent_key<'py>(&self, py: Python<'py>, chunk: usize) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        match chunk.checked_sub(1) {
+            None => Ok(None),
+            Some(previous) => self.chunk_key(py, previous).map(Some),
+        }
+    }
+
+    fn tail_key<'py>(&self, py: Python<'py>, chunk: usize, tokens: u32) -> PyResult<Bound<'py, PyBytes>> {
+        self.tail(chunk, tokens).map(|key| bytes(py, &key))
+    }
+
+    fn keys<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
+        self.chain.keys().iter().map(|key| bytes(py, key)).collect()
+    }
+}
+
+impl KeyChain {
+    /// The first `count` chunk keys.
+    pub(crate) fn front(&self, count: usize) -> PyResult<Vec<ChunkKey>> {
+        let keys = self.chain.keys().get(..count);
+        keys.map(<[_]>::to_vec).ok_or_else(|| {
+            let full = self.chain.keys().len();
+            PyValueError::new_err(format!("{count} keys of a chain with {full} full chunks"))
+        })
+    }
+
+    /// The keys of tails, hashing each chunk only once.
+    pub(crate) fn tails(&self, tails: &[(u32, u32)]) -> PyResult<Vec<TailKey>> {
+        let mut found: Vec<TailKey> = Vec::with_capacity(tails.len());
+        let mut rest = tails;
+        while let Some(&(chunk, _)) = rest.first() {
+            let same = rest.iter().take_while(|tail| tail.0 == chunk).count();
+            let step = rest[..same].iter().fold(0, |step, tail| gcd(step, tail.1));
+            let keys = self.chain.tail_keys_at(chunk as usize, step);
+            for &(_, tokens) in &rest[..same] {
+                let key = keys.iter().find(|(length, _)| *length == tokens);
+                let key = key
+                    .map(|(_, key)| *key)
+                    .ok_or_else(|| self.no_tail(chunk as usize, tokens))?;
+                found.push(TailKey { key, chunk, tokens });
+            }
+            rest = &rest[same..];
+        }
+        Ok(found)
+    }
+
+    fn tail(&self, chunk: usize, tokens: u32) -> PyResult<ChunkKey> {
+        let key = self.chain.tail_key_at(chunk, tokens);
+        key.ok_or_else(|| self.no_tail(chunk, tokens))
+    }
+
+    fn no_tail(&self, chunk: usize, tokens: u32) -> PyErr {
+        let held = self.chain.len_tokens();
+        PyIndexError::new_err(format!(
+            "{tokens} tokens of chunk {chunk} of a chain with {held} tokens"
+        ))
+    }
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A key as Python bytes.
+pub(crate) fn bytes<'py>(py: Python<'py>, key: &ChunkKey) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, key.as_bytes())
+}
+
+/// Tokens from bytes, a list, a buffer or any other sequence.
+fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    if let Ok(list) = tokens.cast::<PyList>() {
+        return list.iter().map(|token| one_token(&token)).collect();
+    }
+    if let Ok(bytes) = tokens.cast::<PyBytes>() {
+        let bytes = bytes.as_bytes();
+        if !bytes.len().is_multiple_of(4) {
+            let reason = format!("{} bytes are no whole number of u32 tokens", bytes.len());
+            return Err(PyValueError::new_err(reason));
+        }
+        let words = bytes
+            .chunks_exact(4)
+            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        return Ok(words.collect());
+    }
+    if let Some(read) = buffer::<u32>(tokens).or_else(|| buffer::<i32>(tokens)) {
+        return read;
+    }
+    if let Some(read) = buffer::<i64>(tokens).or_else(|| buffer::<u64>(tokens)) {
+        return read;
+    }
+    let each = tokens.try_iter().map_err(|_| {
+        PyTypeError::new_err(
+            "tokens are neither a sequence of int nor bytes nor a buffer of 4 or 8 byte integers",
+        )
+    })?;
+    each.map(|token| one_token(&token?)).collect()
+}
+
+fn one_token(token: &Bound<'_, PyAny>) -> PyResult<u32> {
+    token.extract::<u32>().map_err(|error| {
+        if token.extract::<i128>().is_ok() {
+            PyValueError::new_err(format!("token {token} does not fit 32 bits without a sign"))
+        } else {
+            error
+        }
+    })
+}
+
+/// The tokens of a buffer of `T`; nothing if it is a buffer of something else, or none.
+fn buffer<T: Element + TryInto<u32> + std::fmt::Display + Copy>(
+    tokens: &Bound<'_, PyAny>,
+) -> Option<PyResult<Vec<u32>>> {
+    let buffer = PyBuffer::<T>::get(tokens).ok()?;
+    let values = match buffer.to_vec(tokens.py()) {
+        Ok(values) => values,
+        Err(error) => return Some(Err(error)),
+    };
+    let each = values.into_iter().map(|token| {
+        token
+            .try_into()
+            .map_err(|_| PyValueError::new_err(format!("token {token} does not fit 32 bits without a sign")))
+    });
+    Some(each.collect())
+}

@@ -1,0 +1,125 @@
+"""From the engine's specs to geometry; settings; which ranks hold which parts."""
+
+from __future__ import annotations
+
+import types
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+import fakes
+from kvasir.vllm import geometry, worker
+from kvasir.vllm.geometry import GeometryRefused
+from kvasir.vllm.settings import Settings
+
+
+def test_one_full_attention_group() -> None:
+    resolved = geometry.resolve(fakes.kv_config(fakes.FullAttentionSpec(16)))
+    assert resolved.single_full and resolved.alignment == 16 and resolved.recurrent is None
+    (group,) = resolved.object_groups
+    assert (group.kind, group.kv_groups, group.spans, group.unit_bytes) == ("full", (0,), (16,), 128)
+
+
+def test_latent_attention_counts_as_full() -> None:
+    assert geometry.resolve(fakes.kv_config(fakes.MLAAttentionSpec(16))).single_full
+
+
+def test_groups_are_stored_by_what_a_resume_needs() -> None:
+    window = fakes.SlidingWindowSpec(16, sliding_window=128)
+    resolved = geometry.resolve(
+        fakes.kv_config(window, window, fakes.MambaSpec(32), fakes.FullAttentionSpec(32), fakes.MambaSpec(32))
+    )
+    assert not resolved.single_full and resolved.alignment == 32
+    found = [(group.index, group.kind, group.kv_groups, group.spans) for group in resolved.object_groups]
+    assert found[0] == (0, "full", (3,), (32,))
+    assert sorted(group[1:] for group in found[1:]) == [
+        ("recurrent", (2, 4), (32, 32)),
+        ("sliding_window", (0, 1), (16, 16)),
+    ]
+    assert resolved.recurrent is not None and resolved.recurrent.unit_bytes == 4 * 96
+
+
+def test_a_window_alone_is_no_full_attention() -> None:
+    resolved = geometry.resolve(fakes.kv_config(fakes.SlidingWindowSpec(16, sliding_window=64, extra_retained_tokens=2)))
+    assert not resolved.single_full and resolved.full is None
+    assert resolved.object_groups[0].window_tokens == 66
+
+
+def test_chunked_local_keeps_its_chunk() -> None:
+    resolved = geometry.resolve(fakes.kv_config(fakes.FullAttentionSpec(), fakes.ChunkedLocalAttentionSpec()))
+    assert [(group.kind, group.window_tokens) for group in resolved.object_groups] == [("full", 0), ("chunked_local", 128)]
+
+
+def test_collections_of_specs_are_taken_apart() -> None:
+    layers = {"a": fakes.MLAAttentionSpec(16, 64), "b": fakes.MLAAttentionSpec(16, 32, tokens_per_state=Fraction(4))}
+    resolved = geometry.resolve(fakes.kv_config(fakes.UniformTypeKVCacheSpecs(layers)))
+    assert resolved.object_groups[0].unit_bytes == 96
+
+
+def test_context_parallel_ranks_widen_the_span() -> None:
+    resolved = geometry.resolve(fakes.kv_config(fakes.FullAttentionSpec(16), fakes.MambaSpec(32)), dcp=2)
+    assert resolved.spans == ((0, 32), (1, 32))
+
+
+def test_scratch_groups_are_left_out() -> None:
+    scratch = fakes.FullAttentionSpec(16, prefix_cacheable=False)
+    resolved = geometry.resolve(fakes.kv_config(fakes.FullAttentionSpec(16), scratch))
+    assert resolved.spans == ((0, 16), (1, 0)) and not resolved.single_full
+
+
+def test_every_refusal_is_in_one_error() -> None:
+    config = fakes.kv_config(
+        fakes.MambaSpec(32, mamba_cache_mode="none"), fakes.RSWASpec(16), fakes.FullAttentionSpec(16, non_causal=True)
+    )
+    with pytest.raises(GeometryRefused) as refused:
+        geometry.resolve(config)
+    text = str(refused.value)
+    assert "reference_sliding_window" in text and "non-causally" in text and "snapshot" in text
+
+
+def test_the_chunk_size_has_to_suit_groups_and_scheduler() -> None:
+    resolved = geometry.resolve(fakes.kv_config(fakes.FullAttentionSpec(16), fakes.MambaSpec(160)))
+    resolved.check_chunk(320, 160)
+    with pytest.raises(GeometryRefused, match="256.*160"):
+        resolved.check_chunk(256, None)
+    with pytest.raises(GeometryRefused, match="320.*128"):
+        resolved.check_chunk(320, 128)
+
+
+def test_settings_have_defaults_and_refuse_what_they_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVASIR_SOCKET", raising=False)
+    read = Settings.from_extra
+    assert read({"kvasir.socket": "/a", "other.key": 1}) == Settings("/a")
+    assert read({"kvasir.socket": ["/a"], "kvasir.store": "prompt"}).store == "prompt"
+    for wrong in (
+        {"kvasir.sockets": "/a"}, {"kvasir.socket": ""}, {"kvasir.socket": []}, {"kvasir.socket": "/a", "kvasir.store": 1},
+        {"kvasir.socket": "/a", "kvasir.deadline": 0}, {"kvasir.socket": "/a", "kvasir.deadline": float("nan")},
+        {"kvasir.socket": "/a", "kvasir.heartbeat_interval": True}, {"kvasir.socket": "/a", "kvasir.preferred_base": 2.5},
+        {},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"kvasir\."):
+            read(wrong)
+    monkeypatch.setenv("KVASIR_SOCKET", "/b")
+    assert read({}).socket == "/b"
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "replicas", "expected"),
+    [
+        (1, 1, 1, [(0, 1, True)]),
+        (4, 1, 1, [(0, 4, True), (1, 4, True), (2, 4, True), (3, 4, True)]),
+        (4, 1, 2, [(0, 2, True), (0, 2, False), (1, 2, True), (1, 2, False)]),
+        (2, 1, 2, [(0, 1, True), (0, 1, False)]),
+        (2, 2, 1, [(0, 4, True), (1, 4, True), (2, 4, True), (3, 4, True)]),
+    ],
+)
+def test_ranks_with_the_same_bytes_are_one_part(tp: int, pp: int, replicas: int, expected: list[Any]) -> None:
+    found = []
+    for rank in range(tp * pp):
+        parallel = types.SimpleNamespace(
+            rank=rank, tensor_parallel_size=tp, pipeline_parallel_size=pp, decode_context_parallel_size=1
+        )
+        one = worker.rank_of(parallel, replicas)
+        found.append((one.part, one.parts, one.stores))
+    assert found == expected

@@ -1,0 +1,164 @@
+"""Which objects a step completes."""
+
+from fakes import SEED, Request, full, group, hybrid, plain, windowed
+from kvasir.vllm.geometry import Geometry
+from kvasir.vllm.meta import Stores
+from kvasir.vllm.requests import RequestState
+from kvasir.vllm.stores import States, StorePlanner, states_of_step
+
+CHUNK = 64
+
+
+class Planned:
+    """One request and what its steps store."""
+
+    def __init__(self, geometry: Geometry, tokens: int, prompt_only: bool = False) -> None:
+        self.planner = StorePlanner(geometry, CHUNK, prompt_only)
+        self.request = Request("r", range(tokens))
+        self.state = RequestState(self.request, 1, len(geometry.object_groups))
+
+    def step(self, table: list[list[int]], reached: int, states: States | None = None) -> Stores:
+        out = Stores()
+        self.planner.plan(self.state, SEED, table, reached, states or {}, out)
+        assert len(out.owners) == len(out.items)
+        return out
+
+    def key(self, chunk: int, tokens: int = CHUNK) -> bytes:
+        assert self.state.chain is not None
+        return self.state.chain.chunk_key(chunk) if tokens == CHUNK else self.state.chain.tail_key(chunk, tokens)
+
+    def generate(self, count: int) -> None:
+        self.request.all_token_ids += range(1000, 1000 + count)
+
+
+def test_a_prompt_becomes_full_chunks_and_a_tail() -> None:
+    run = Planned(full(), 170)
+    out = run.step([list(range(1, 12))], 170)
+    assert out.items == [
+        (run.key(0), None, 0, 64, [[1, 2, 3, 4]]),
+        (run.key(1), run.key(0), 0, 64, [[5, 6, 7, 8]]),
+        (run.key(2, 32), run.key(1), 0, 32, [[9, 10]]),
+    ]
+    assert out.owners == ["r", "r", "r"] and not out.supersedes
+
+
+def test_chunks_are_stored_in_the_step_that_completes_them_and_once() -> None:
+    run = Planned(full(), 170)
+    table = [list(range(1, 12))]
+    assert [item[3] for item in run.step(table, 60).items] == []
+    assert [item[3] for item in run.step(table, 130).items] == [64, 64]
+    assert [item[3] for item in run.step(table, 130).items] == []
+    assert [item[3] for item in run.step(table, 170).items] == [32]
+
+
+def test_what_the_server_has_is_not_stored_again() -> None:
+    run = Planned(full(), 170)
+    run.state.covered = [128]
+    assert [item[0] for item in run.step([list(range(1, 12))], 170).items] == [run.key(2, 32)]
+    run = Planned(full(), 170)
+    run.state.covered = [160]
+    assert run.step([list(range(1, 12))], 170).items == []
+
+
+def test_generated_tokens_grow_a_tail_and_replace_it_but_never_the_prompts() -> None:
+    run = Planned(full(8), 80)
+    table = [list(range(1, 20))]
+    assert [item[3] for item in run.step(table, 80).items] == [64, 16]
+    run.generate(50)
+    assert run.step(table, 87).items == []
+    first = run.step(table, 88)
+    assert [(item[0], item[3]) for item in first.items] == [(run.key(1, 24), 24)]
+    assert first.supersedes == []
+    second = run.step(table, 96)
+    assert [(item[0], item[3]) for item in second.items] == [(run.key(1, 32), 32)]
+    assert second.supersedes == [(run.key(1, 24), 0)]
+    done = run.step(table, 128)
+    assert [(item[0], item[3]) for item in done.items] == [(run.key(1), 64)]
+    assert done.supersedes == [(run.key(1, 32), 0)]
+
+
+def test_prompts_only_leaves_generated_tokens_out() -> None:
+    run = Planned(full(), 100, prompt_only=True)
+    table = [list(range(1, 12))]
+    run.generate(60)
+    assert [item[3] for item in run.step(table, 100).items] == [64, 32]
+    assert run.step(table, 150).items == []
+
+
+def test_tails_are_bounded_per_chunk() -> None:
+    planner = StorePlanner(full(), 1024, False)
+    request = Request("r", range(16))
+    state = RequestState(request, 1, 1)
+    request.all_token_ids += range(2000)
+    table = [list(range(1, 200))]
+    stored = 0
+    for reached in range(16, 1025):
+        out = Stores()
+        planner.plan(state, SEED, table, reached, {}, out)
+        stored += len(out.items)
+    assert stored <= 9 + 1
+
+
+def test_a_chunk_that_the_engine_let_go_of_is_left_out() -> None:
+    run = Planned(full(), 128)
+    out = run.step([[1, 0, 3, 4, 5, 6, 7, 8]], 128)
+    assert [item[0] for item in out.items] == [run.key(1)]
+
+
+def test_window_objects_need_what_their_end_can_see() -> None:
+    run = Planned(windowed(32), 128)
+    # Group 1 has let go of all but the window, group 2 of one block too many for the first chunk's end.
+    table = [list(range(1, 9)), [0, 0, 3, 4, 5, 6, 7, 8], [0, 0, 0, 4, 5, 6, 7, 8]]
+    out = run.step(table, 128)
+    stored = {(item[0], item[2]) for item in out.items}
+    assert stored == {(run.key(0), 0), (run.key(1), 0), (run.key(1), 1)}
+
+    run = Planned(windowed(32), 128)
+    table[2][2] = 9
+    stored = {(item[0], item[2]): item[4] for item in run.step(table, 128).items}
+    assert stored[run.key(0), 1] == [[0, 0, 3, 4], [0, 0, 9, 4]]
+
+
+def test_a_chunked_local_end_that_sees_nothing_stores_what_is_left() -> None:
+    geometry = plain(group(0, "full", [0], [16]), group(1, "chunked_local", [1], [16], 64), alignment=16)
+    run = Planned(geometry, 64)
+    assert {item[2] for item in run.step([[1, 2, 3, 4], [0, 0, 0, 8]], 64).items} == {0, 1}
+    run = Planned(geometry, 64)
+    assert {item[2] for item in run.step([[1, 2, 3, 4], [0, 0, 0, 0]], 64).items} == {0}
+
+
+def test_states_are_stored_where_the_engine_hands_them_over() -> None:
+    run = Planned(hybrid(), 200)
+    table = [list(range(1, 8)), [0] * 7, [0] * 7]
+    states = states_of_step(hybrid(), table, 192, [(1, 31, 64), (2, 32, 64), (1, 33, 96), (2, 34, 96)], settled=True)
+    assert states == {64: {1: 31, 2: 32}, 96: {1: 33, 2: 34}}
+    out = run.step(table, 192, states)
+    assert [(item[0], item[2], item[3], item[4]) for item in out.items] == [
+        (run.key(0), 0, 64, [[1, 2]]),
+        (run.key(1), 0, 64, [[3, 4]]),
+        (run.key(2), 0, 64, [[5, 6]]),
+        (run.key(0), 1, 64, [[31], [32]]),
+        (run.key(1, 32), 0, 32, [[3]]),
+        (run.key(1, 32), 1, 32, [[33], [34]]),
+    ]
+
+
+def test_a_boundary_without_every_state_is_none() -> None:
+    table = [[1, 2], [0, 0], [0, 0]]
+    assert states_of_step(hybrid(), table, 64, [(1, 31, 64)], settled=True) == {}
+    assert states_of_step(hybrid(), table, 64, [(1, 31, 60), (2, 32, 60)], settled=True) == {}
+
+
+def test_the_slot_where_a_step_ends_holds_its_state() -> None:
+    table = [[1, 2], [0, 41], [0, 42]]
+    assert states_of_step(hybrid(), table, 64, [], settled=True) == {64: {1: 41, 2: 42}}
+    assert states_of_step(hybrid(), table, 63, [], settled=True) == {}
+    assert states_of_step(hybrid(), table, 64, [], settled=False) == {}
+    # The engine's own word comes first.
+    assert states_of_step(hybrid(), table, 64, [(1, 7, 64), (2, 8, 64)], settled=True) == {64: {1: 7, 2: 8}}
+
+
+def test_a_hybrid_stores_no_tail_that_nothing_can_resume_from() -> None:
+    run = Planned(hybrid(), 100)
+    table = [[1, 2, 3, 4], [0] * 4, [0] * 4]
+    assert [(item[2], item[3]) for item in run.step(table, 100).items] == [(0, 64)]

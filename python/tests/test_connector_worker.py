@@ -1,0 +1,130 @@
+"""The worker role on real memory: every load is reported once, failures by the model's way, hollow windows seen."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+
+import pytest
+
+from fakes import Client, full, windowed
+from kvasir.vllm.geometry import Geometry
+from kvasir.vllm.layout import Layout, Page
+from kvasir.vllm.meta import Load, StepPlan, Stores
+from kvasir.vllm.notes import Notes
+from kvasir.vllm.worker import Rank, Results, WorkerRole
+
+PAGE = 256
+BLOCKS = 8
+
+
+class Worker:
+    """A worker role with one region of memory."""
+
+    def __init__(self, geometry: Geometry, stores: bool = True) -> None:
+        self.memory = ctypes.create_string_buffer(b"\1" * (PAGE * BLOCKS), PAGE * BLOCKS)
+        self.client = Client()
+        self.client.set_memory = lambda *args: None  # type: ignore[attr-defined]
+        self.client.register = lambda *args: b""  # type: ignore[attr-defined]
+        notes = Notes(logging.getLogger("test"), "worker")
+        self.role = WorkerRole(geometry, self.client, Rank(0, 1, 0, 1, stores), notes)  # type: ignore[arg-type]
+        groups = {member: [Page(0, 0, PAGE, PAGE)] for group in geometry.object_groups for member in group.kv_groups}
+        layout = Layout([(ctypes.addressof(self.memory), len(self.memory))], BLOCKS, groups, {})
+        self.role.register({}, layout, {})
+
+    def wait(self, count: int) -> Results:
+        """Results of `count` requests; the test's own watchdog ends a wait that never does."""
+        done: set[str] = set()
+        failed: set[str] = set()
+        while len(done) < count:
+            results = self.role.take_results()
+            assert not done & results.done, "reported twice"
+            done |= results.done
+            failed |= results.failed
+            time.sleep(0.001)
+        return Results(done, failed)
+
+
+ITEM = (b"k", 0, 64, [[1, 2, 0, 3]])
+
+
+def test_a_synchronous_load_that_went_well_reports_nothing() -> None:
+    worker = Worker(full())
+    worker.role.start_loads(StepPlan(sync_loads=[Load("r", 1, [ITEM], blocks=[1, 2, 3])]))
+    assert worker.role.take_bad_blocks() == set() and worker.client.loaded == [[ITEM]]
+
+
+def test_a_failed_item_reports_its_blocks_and_no_null_block() -> None:
+    worker = Worker(full())
+    worker.client.load_answer = [True, False]
+    other = (b"l", 0, 64, [[4, 0, 5]])
+    worker.role.start_loads(StepPlan(sync_loads=[Load("r", 1, [ITEM, other], blocks=[1, 2, 3, 4, 5])]))
+    assert worker.role.take_bad_blocks() == {4, 5}
+    assert worker.role.take_bad_blocks() == set()
+
+
+@pytest.mark.parametrize("cause", ["broken", "exception"])
+def test_a_synchronous_load_without_a_result_reports_every_block(cause: str) -> None:
+    worker = Worker(full())
+    if cause == "exception":
+        worker.client.load_answer = RuntimeError("no")
+    load = Load("r", 1, [ITEM] if cause == "exception" else [], broken=cause == "broken", blocks=[1, 2, 3, 6])
+    worker.role.start_loads(StepPlan(sync_loads=[load]))
+    assert worker.role.take_bad_blocks() == {1, 2, 3, 6}
+
+
+def test_asynchronous_loads_are_reported_once_each_with_their_failures() -> None:
+    worker = Worker(windowed())
+    loads = [Load("good", 1, [ITEM]), Load("broken", 2, [], broken=True)]
+    worker.role.start_loads(StepPlan(async_loads=loads))
+    results = worker.wait(2)
+    assert results.done == {"good", "broken"} and results.failed == {"broken"}
+    worker.client.load_answer = RuntimeError("no")
+    worker.role.start_loads(StepPlan(async_loads=[Load("raised", 3, [ITEM])]))
+    assert worker.wait(1).failed == {"raised"}
+    assert worker.role.take_bad_blocks() == set(), "block ids would kill an engine with several groups"
+
+
+def test_a_window_front_that_its_writer_no_longer_held_is_a_failure() -> None:
+    worker = Worker(windowed())
+    item = (b"w", 1, 64, [[0, 1, 2, 3], [0, 4, 5, 6]])
+    worker.role.start_loads(StepPlan(async_loads=[Load("whole", 1, [item], guarded=[0])]))
+    assert not worker.wait(1).failed
+    ctypes.memset(ctypes.addressof(worker.memory) + 5 * PAGE, 0, PAGE - 1)
+    worker.role.start_loads(StepPlan(async_loads=[Load("almost", 1, [item], guarded=[0])]))
+    assert not worker.wait(1).failed
+    ctypes.memset(ctypes.addressof(worker.memory) + 5 * PAGE, 0, PAGE)
+    worker.role.start_loads(StepPlan(async_loads=[Load("hollow", 1, [item], guarded=[0])]))
+    assert worker.wait(1).failed == {"hollow"}
+    worker.role.start_loads(StepPlan(async_loads=[Load("unguarded", 1, [item])]))
+    assert not worker.wait(1).failed
+
+
+def test_stores_go_out_as_one_message_and_orphans_come_back() -> None:
+    worker = Worker(full())
+    stores = Stores([(b"a", None, 0, 64, [[1]]), (b"b", b"a", 0, 64, [[2]])], ["r", "s"])
+    worker.client.outcomes = ["published", "no_parent"]
+    worker.role.save(stores)
+    assert worker.client.stored == [[(b"a", None, 0, 0, 64, [[1]]), (b"b", b"a", 0, 0, 64, [[2]])]]
+    report = worker.role.take_report()
+    assert report is not None and report.orphaned == {"s"}
+    assert worker.role.take_report() is None
+
+
+def test_nothing_computed_from_blocks_that_were_not_loaded_is_stored() -> None:
+    worker = Worker(full())
+    stores = Stores([(b"a", None, 0, 64, [[1]])], ["r"])
+    worker.client.load_answer = [False]
+    worker.role.start_loads(StepPlan(sync_loads=[Load("s", 1, [ITEM], blocks=[1, 2, 3])]))
+    worker.role.save(stores)
+    report = worker.role.take_report()
+    assert worker.client.stored == [] and report is not None and report.orphaned == {"r"}
+    worker.role.save(stores)
+    assert len(worker.client.stored) == 1
+
+
+def test_a_rank_with_a_copy_of_the_bytes_stores_nothing() -> None:
+    worker = Worker(full(), stores=False)
+    worker.role.save(Stores([(b"a", None, 0, 64, [[1]])], ["r"]))
+    assert worker.client.stored == []

@@ -1,0 +1,279 @@
+//! The public calls that are one exchange, and the life of a client.
+
+use std::sync::Arc;
+
+use super::calls::{LookupAnswer, Pin};
+use super::core::{Core, Wanted};
+use super::layout::KvMemory;
+use super::recover;
+use super::tickets::Tickets;
+use super::{ClientConfig, ClientError, ClientStats};
+use crate::control::{ControlView, Health};
+use crate::keys::ChunkKey;
+use crate::wire::{Lookup, Negotiate, NegotiateReply, PeerKind, RegisterKvCache, Reply, Request};
+
+/// A client that repairs its own connection. All methods may be called from any thread.
+#[derive(Debug)]
+pub struct Client {
+    pub(super) core: Arc<Core>,
+    pub(super) tickets: Arc<Tickets>,
+}
+
+impl Client {
+    /// Makes a client and tries once to connect, for at most the deadline. A server that is away is not an error.
+    ///
+    /// # Errors
+    /// Only what keeps this process from having a client at all: no thread, no descriptor.
+    pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
+        let core = Arc::new(Core::new(config)?);
+        recover::spawn(&core).map_err(|error| ClientError::unavailable(format!("thread: {error}")))?;
+        core.first_attempt(core.deadline());
+        Ok(Self {
+            tickets: Arc::new(Tickets::default()),
+            core,
+        })
+    }
+
+    /// Connected, and everything that was negotiated and registered holds with the server that runs now.
+    pub fn is_healthy(&self) -> bool {
+        self.core.is_healthy()
+    }
+
+    /// "healthy", or why not and what happens next.
+    pub fn state_text(&self) -> String {
+        self.core.state_text()
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &ClientConfig {
+        &self.core.config
+    }
+
+    /// The chunk size agreed on; also when a remembered negotiation was completed in the background.
+    pub fn chunk_size(&self) -> Option<u64> {
+        self.core.chunk_size()
+    }
+
+    /// The seed of the registered domain.
+    pub fn domain_seed(&self) -> Option<ChunkKey> {
+        self.core.registered().map(|registered| registered.seed)
+    }
+
+    /// What the last negotiation had to say to the engine's log.
+    pub fn warnings(&self) -> Vec<String> {
+        self.core.wanted().warnings
+    }
+
+    /// The server's health, as its control region says.
+    pub fn server_health(&self) -> Option<Health> {
+        let session = self.core.session()?;
+        session.control().health().ok()
+    }
+
+    /// Reads from the server's control region; nothing when there is no server.
+    pub fn read_control<T>(&self, read: impl FnOnce(&ControlView) -> T) -> Option<T> {
+        self.core.session().map(|session| read(session.control()))
+    }
+
+    /// Agrees on the chunk size. Remembered and asked again, with the same alignment, of every server to come; one that
+    /// answers another size leaves the client degraded.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`], and then it is not remembered; [`ClientError::Unavailable`], and then it is.
+    pub fn negotiate(&self, request: Negotiate) -> Result<NegotiateReply, ClientError> {
+        let deadline = self.core.deadline();
+        match self.core.call(None, &Request::Negotiate(request.clone())) {
+            Ok((Reply::Negotiate(reply), _)) => {
+                self.core.remember(|wanted| {
+                    wanted.negotiate = Some(request);
+                    wanted.chunk_size = Some(reply.chunk_size);
+                    wanted.warnings.clone_from(&reply.warnings);
+                });
+                return Ok(reply);
+            }
+            Ok((reply, session)) => return Err(self.core.distrust(&session, &reply)),
+            Err(ClientError::Unavailable { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        self.core.check_process()?;
+        self.core
+            .remember(|wanted| wanted.negotiate = Some(request.clone()));
+        let answer = self.core.attempt_now(deadline);
+        self.forget_if_refused(&answer, |wanted| wanted.negotiate = None);
+        answer?;
+        let wanted = self.core.wanted();
+        let chunk_size = wanted
+            .chunk_size
+            .ok_or_else(|| ClientError::unavailable("not negotiated yet"))?;
+        Ok(NegotiateReply {
+            chunk_size,
+            warnings: wanted.warnings,
+        })
+    }
+
+    /// Registers this rank's KV caches and returns the seed of its keys. Remembered as [`Client::negotiate`] is.
+    ///
+    /// # Errors
+    /// As [`Client::negotiate`]; [`ClientError::SeedMismatch`] when the two sides would never agree on a key.
+    pub fn register(&self, request: RegisterKvCache) -> Result<ChunkKey, ClientError> {
+        let deadline = self.core.deadline();
+        match self.core.call(None, &Request::RegisterKvCache(request.clone())) {
+            Ok((reply, session)) => {
+                let registered = recover::confirm(request.clone(), &reply);
+                if let Err(error @ ClientError::Unavailable { .. }) = &registered {
+                    self.core.degrade(&session, &error.to_string());
+                }
+                let registered = registered?;
+                let seed = registered.seed;
+                self.core.remember(|wanted| {
+                    wanted.register = Some(request);
+                    wanted.registered = Some(Arc::new(registered));
+                });
+                self.first_credit();
+                return Ok(seed);
+            }
+            Err(ClientError::Unavailable { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        self.core.check_process()?;
+        self.core
+            .remember(|wanted| wanted.register = Some(request.clone()));
+        let answer = self.core.attempt_now(deadline);
+        self.forget_if_refused(&answer, |wanted| wanted.register = None);
+        answer?;
+        self.domain_seed()
+            .ok_or_else(|| ClientError::unavailable("not registered yet"))
+    }
+
+    fn forget_if_refused(&self, answer: &Result<(), ClientError>, forget: impl FnOnce(&mut Wanted)) {
+        if !matches!(answer, Ok(()) | Err(ClientError::Unavailable { .. })) {
+            self.core.remember(forget);
+            self.core.wake();
+        }
+    }
+
+    /// Names the engine's KV memory, for stores and loads.
+    pub fn set_memory(&self, memory: KvMemory) {
+        self.core.set_memory(memory);
+    }
+
+    /// Asks for the longest prefix that every object group can serve. A server that is away is a miss.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] and [`ClientError::TooManyItems`] for a request that makes no sense.
+    pub fn lookup(&self, request: Lookup) -> Result<LookupAnswer, ClientError> {
+        self.core.lookup(request)
+    }
+
+    /// Gives pins back. Those of earlier connections ended with them and are ignored.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] for a pin that this connection does not hold (any more).
+    pub fn release(&self, pins: &[Pin]) -> Result<(), ClientError> {
+        self.core.release(pins)
+    }
+
+    /// Drops every pin that this client made under a label.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`].
+    pub fn end_session(&self, session: u64) -> Result<(), ClientError> {
+        self.core.acknowledge(None, &Request::EndSession { session })
+    }
+
+    /// Asks for pool space ahead of stores and returns how many bytes are held now.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`], [`ClientError::Unavailable`].
+    pub fn reserve(&self, bytes: u64) -> Result<u64, ClientError> {
+        let (reply, session) = self.core.call(None, &Request::Grant { bytes })?;
+        let Reply::Grant { extents } = reply else {
+            return Err(self.core.distrust(&session, &reply));
+        };
+        let pool = session.pool()?;
+        pool.credit()
+            .add(extents.into_iter().filter(|extent| pool.holds(extent)));
+        Ok(session.credit_bytes())
+    }
+
+    /// Gives the space held for stores back.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`].
+    pub fn give_back(&self) -> Result<(), ClientError> {
+        let Some(session) = self.core.session() else {
+            return Ok(());
+        };
+        let extents = session.pool()?.credit().take_all();
+        if extents.is_empty() {
+            return Ok(());
+        }
+        self.core.acknowledge(Some(&session), &Request::Abort { extents })
+    }
+
+    /// Drops every unpinned object of the server. False: it could not be asked.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`].
+    pub fn clear(&self) -> Result<bool, ClientError> {
+        match self.core.call(None, &Request::Clear) {
+            Ok((Reply::Ack, _)) => Ok(true),
+            Ok((reply, session)) => Err(self.core.distrust(&session, &reply)),
+            Err(ClientError::Unavailable { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The server's status document.
+    ///
+    /// # Errors
+    /// [`ClientError::Unavailable`], [`ClientError::Refused`].
+    pub fn status(&self) -> Result<String, ClientError> {
+        match self.core.call(None, &Request::Status)? {
+            (Reply::Status { json }, _) => Ok(json),
+            (reply, session) => Err(self.core.distrust(&session, &reply)),
+        }
+    }
+
+    /// What this client counted.
+    pub fn stats(&self) -> ClientStats {
+        let credit = self.core.session().map_or(0, |session| session.credit_bytes());
+        let degraded = self.core.degraded_now().as_millis() as u64;
+        self.core.counters.snapshot(degraded, credit)
+    }
+
+    /// Ends the connection and the background threads. Later calls behave as if the server were away.
+    pub fn close(&self) {
+        if !self.core.is_forked_copy() {
+            self.tickets.close();
+            self.core.close();
+        }
+    }
+
+    /// Space for the first store, so that it needs no round trip.
+    fn first_credit(&self) {
+        if self.core.config.kind == PeerKind::Worker
+            && self.core.config.credit_bytes > 0
+            && self
+                .core
+                .session()
+                .is_some_and(|session| session.credit_bytes() == 0)
+        {
+            // None to be had now: the store itself will ask again.
+            let _ = self.reserve(self.core.config.credit_bytes);
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if self.core.is_forked_copy() {
+            // In a child the mappings are gone and their addresses may hold something else, and the threads never
+            // were: leave all of it alone.
+            std::mem::forget(Arc::clone(&self.core));
+            return;
+        }
+        // The threads hold the core and end by themselves; waiting for them could take as long as a call.
+        self.close();
+    }
+}

@@ -1,0 +1,43 @@
+//! How a client behaves.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::wire::PeerKind;
+
+/// Configuration of a [`super::Client`], fixed when it is made.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// The server's socket.
+    pub socket: PathBuf,
+    /// What this process is for. Workers map the pool; schedulers and tools do not.
+    pub kind: PeerKind,
+    /// Program and role, for the server's status; cut to the protocol's limit.
+    pub name: String,
+    /// The same 16 bytes in all processes of one serving engine.
+    pub engine_instance: [u8; 16],
+    /// The longest that one exchange with the server may take.
+    pub deadline: Duration,
+    /// How often a refused or failed recovery step is tried again, and a silent connection looked at.
+    pub heartbeat: Duration,
+    /// Pool space held ahead for stores.
+    pub credit_bytes: u64,
+    /// Maps the pool whatever the kind is.
+    pub wants_pool: bool,
+}
+
+impl ClientConfig {
+    /// The defaults: calls end after 1 s, heartbeat every 10 s, 64 MiB of credit.
+    pub fn new(socket: impl Into<PathBuf>, kind: PeerKind, name: &str, engine_instance: [u8; 16]) -> Self {
+        Self {
+            socket: socket.into(),
+            kind,
+            name: name.to_owned(),
+            engine_instance,
+            deadline: Duration::from_secs(1),
+            heartbeat: Duration::from_secs(10),
+            credit_bytes: 64 << 20,
+            wants_pool: kind == PeerKind::Worker,
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Frames over the server's socket, each exchange with a deadline. A connection that failed once is of no more use.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+
+use super::ClientError;
+use crate::shm::fdpass::{recv_with_fds, send_with_fds};
+use crate::wire::{Encoder, FrameReader, MAX_FDS_PER_FRAME, Reply, Request, WireError, decode_reply};
+
+/// How an exchange failed.
+#[derive(Debug)]
+pub(super) enum CallError {
+    /// The server refused; the connection is as good as before.
+    Refused(WireError),
+    /// The connection is to be dropped.
+    Broken(String),
+}
+
+impl From<CallError> for ClientError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Refused(error) => Self::Refused(error),
+            CallError::Broken(reason) => Self::Unavailable { reason },
+        }
+    }
+}
+
+fn broken(what: &str, error: impl std::fmt::Display) -> CallError {
+    CallError::Broken(format!("{what}: {error}"))
+}
+
+/// One connection.
+pub(super) struct Connection {
+    stream: Arc<UnixStream>,
+    encoder: Encoder,
+    reader: FrameReader,
+    next_id: u64,
+    /// Descriptors that arrived and no frame has taken yet.
+    descriptors: VecDeque<OwnedFd>,
+    /// How many descriptors may still arrive.
+    descriptors_expected: usize,
+}
+
+impl Connection {
+    /// Connects without waiting: a Unix socket either takes a connection at once or its queue is full.
+    pub(super) fn connect(path: &Path) -> Result<Self, CallError> {
+        let what = format!("cannot connect to {}", path.display());
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(|e| broken(&what, e))?;
+        let address = UnixAddr::new(path).map_err(|e| broken(&what, e))?;
+        let connected = connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &address);
+        connected.map_err(|error| match error {
+            Errno::EAGAIN => broken(&what, "the server takes no connections now"),
+            error => broken(&what, error.desc()),
+        })?;
+        Ok(Self {
+            stream: Arc::new(UnixStream::from(fd)),
+            encoder: Encoder::new(),
+            reader: FrameReader::new(),
+            next_id: 1,
+            descriptors: VecDeque::new(),
+            descriptors_expected: MAX_FDS_PER_FRAME,
+        })
+    }
+
+    /// The socket, for noticing a hang-up while no call is made.
+    pub(super) fn stream(&self) -> &Arc<UnixStream> {
+        &self.stream
+    }
+
+    /// One exchange: sends a request and waits for its reply until the deadline.
+    pub(super) fn call(&mut self, request: &Request, deadline: Instant) -> Result<Reply, CallError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.send(id, request, deadline)?;
+        let (found, reply) = self.receive(deadline)?;
+        if found != id {
+            return Err(broken(
+                "the server answered",
+                format_args!("request {found} instead of {id}"),
+            ));
+        }
+        match reply {
+            Reply::Error(error) if error.code.closes_connection() => Err(broken("the server refused", error)),
+            Reply::Error(error) => Err(CallError::Refused(error)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// The descriptors that came with the replies so far; none may come later.
+    pub(super) fn take_descriptors(&mut self) -> VecDeque<OwnedFd> {
+        self.descriptors_expected = 0;
+        std::mem::take(&mut self.descriptors)
+    }
+
+    fn send(&mut self, id: u64, request: &Request, deadline: Instant) -> Result<(), CallError> {
+        let frame = self.encoder.request(id, request);
+        let mut rest = frame.map_err(|error| broken("the request cannot be sent", error))?;
+        while !rest.is_empty() {
+            match send_with_fds(&*self.stream, rest, &[]) {
+                Ok(sent) => rest = &rest[sent..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    wait(&self.stream, PollFlags::POLLOUT, deadline)?;
+                }
+                Err(error) => return Err(broken("sending failed", error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, deadline: Instant) -> Result<(u64, Reply), CallError> {
+        loop {
+            let frame = self.reader.next_frame();
+            if let Some(frame) = frame.map_err(|error| broken("the server's frame is not valid", error))? {
+                return decode_reply(frame).map_err(|error| broken("the server's reply is not valid", error));
+            }
+            let space = self.reader.space();
+            let space = space.map_err(|error| broken("the server's frame is not valid", error))?;
+            match recv_with_fds(&*self.stream, space, self.descriptors_expected) {
+                Ok(received) if received.bytes == 0 => {
+                    return Err(CallError::Broken("the server closed the connection".into()));
+                }
+                Ok(received) => {
+                    self.reader.received(received.bytes);
+                    self.descriptors_expected -= received.fds.len();
+                    self.descriptors.extend(received.fds);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    wait(&self.stream, PollFlags::POLLIN, deadline)?;
+                }
+                Err(error) => return Err(broken("receiving failed", error)),
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("stream", &self.stream)
+            .field("next_id", &self.next_id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Waits until the socket is ready, has failed, or the deadline has passed.
+fn wait(stream: &UnixStream, flags: PollFlags, deadline: Instant) -> Result<(), CallError> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(CallError::Broken("the server did not answer in time".into()));
+        }
+        let mut fds = [PollFd::new(stream.as_fd(), flags)];
+        match poll(&mut fds, poll_timeout(left)) {
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(broken("poll failed", error.desc())),
+        }
+    }
+}
+
+/// A duration as poll takes it, rounded up so that nobody spins through the last millisecond.
+pub(super) fn poll_timeout(left: Duration) -> PollTimeout {
+    let ms = left.as_nanos().div_ceil(1_000_000);
+    PollTimeout::try_from(i32::try_from(ms).unwrap_or(i32::MAX)).unwrap_or(PollTimeout::MAX)
+}

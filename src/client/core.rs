@@ -1,0 +1,439 @@
+//! The heart of a client: the one link to the server, what has to be brought back after a restart, and the state that
+//! callers may ask for.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::connection::{CallError, Connection};
+use super::layout::KvMemory;
+use super::session::Session;
+use super::stats::{Counters, Stat};
+use super::{ClientConfig, ClientError};
+use crate::keys::{ChunkKey, DomainFields};
+use crate::shm::atfork::process_generation;
+use crate::sync::shared::{AtomicU64, Ordering};
+use crate::wire::{GroupKind, Negotiate, RegisterKvCache, Reply, Request};
+
+/// A registration that the server has confirmed.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) request: RegisterKvCache,
+    pub(super) seed: ChunkKey,
+}
+
+impl Registered {
+    /// The kind and the unit bytes of an object group.
+    pub(super) fn group(&self, group: u16) -> Result<(GroupKind, u64), ClientError> {
+        let found = self.request.groups.iter().find(|object| object.group == group);
+        found
+            .map(|object| (object.kind, object.unit_bytes))
+            .ok_or(ClientError::UnknownGroup {
+                group,
+                what: "caches",
+            })
+    }
+}
+
+/// What the engine asked for, to be asked again of every new server.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wanted {
+    pub(super) negotiate: Option<Negotiate>,
+    /// The size agreed on: the same for the life of this process.
+    pub(super) chunk_size: Option<u64>,
+    pub(super) warnings: Vec<String>,
+    pub(super) register: Option<RegisterKvCache>,
+    pub(super) registered: Option<Arc<Registered>>,
+    /// Changes whenever `negotiate` or `register` does.
+    pub(super) version: u64,
+}
+
+/// The connection, if there is one.
+#[derive(Debug)]
+enum Link {
+    Down,
+    Idle(Box<Connection>),
+    /// A call is under way.
+    Busy,
+}
+
+#[derive(Debug)]
+struct State {
+    link: Link,
+    session: Option<Arc<Session>>,
+    wanted: Wanted,
+    /// Why there is no link, for people.
+    reason: String,
+    down_since: Option<Instant>,
+    /// Recovery attempts begun and ended.
+    attempts_begun: u64,
+    attempts_ended: u64,
+    last_attempt: Option<ClientError>,
+    connections: u64,
+    closed: bool,
+}
+
+/// Shared by the client, its threads and its guards.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) config: ClientConfig,
+    pub(super) counters: Counters,
+    /// The process that made this client, counted in forks.
+    process: u64,
+    state: Mutex<State>,
+    /// The link became idle, came up or went down, or an attempt ended.
+    changed: Condvar,
+    /// Wakes the recovery thread.
+    wake: EventFd,
+    memory: RwLock<Option<Arc<KvMemory>>>,
+    /// The generation of the healthy session; 0 while there is none.
+    healthy: AtomicU64,
+}
+
+impl Core {
+    pub(super) fn new(config: ClientConfig) -> Result<Self, ClientError> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = EventFd::from_value_and_flags(0, flags);
+        Ok(Self {
+            config,
+            counters: Counters::default(),
+            process: process_generation(),
+            state: Mutex::new(State {
+                link: Link::Down,
+                session: None,
+                wanted: Wanted::default(),
+                reason: "not connected yet".into(),
+                down_since: Some(Instant::now()),
+                attempts_begun: 0,
+                attempts_ended: 0,
+                last_attempt: None,
+                connections: 0,
+                closed: false,
+            }),
+            changed: Condvar::new(),
+            wake: wake.map_err(|error| ClientError::unavailable(format!("eventfd: {error}")))?,
+            memory: RwLock::new(None),
+            healthy: AtomicU64::new(0),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses to work in a forked child, where the mappings and threads of this client do not exist.
+    pub(super) fn check_process(&self) -> Result<(), ClientError> {
+        if self.is_forked_copy() {
+            let reason = "this client was made before a fork; make a new one in the child";
+            return Err(ClientError::unavailable(reason));
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_forked_copy(&self) -> bool {
+        process_generation() != self.process
+    }
+
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.config.deadline
+    }
+
+    pub(super) fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Acquire) != 0 && !self.is_forked_copy()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.state().closed
+    }
+
+    pub(super) fn state_text(&self) -> String {
+        let state = self.state();
+        match (&state.link, state.closed) {
+            _ if self.is_forked_copy() => "made before a fork: of no use in this process".into(),
+            (_, true) => "closed".into(),
+            (Link::Down, _) => format!(
+                "degraded: {}; lookups miss, stores are dropped, retrying",
+                state.reason
+            ),
+            _ => "healthy".into(),
+        }
+    }
+
+    pub(super) fn wanted(&self) -> Wanted {
+        self.state().wanted.clone()
+    }
+
+    pub(super) fn chunk_size(&self) -> Option<u64> {
+        self.state().wanted.chunk_size
+    }
+
+    pub(super) fn registered(&self) -> Option<Arc<Registered>> {
+        self.state().wanted.registered.clone()
+    }
+
+    /// The session that calls go to now.
+    pub(super) fn session(&self) -> Option<Arc<Session>> {
+        self.state().session.clone()
+    }
+
+    pub(super) fn memory(&self) -> Result<Arc<KvMemory>, ClientError> {
+        let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
+        memory.clone().ok_or(ClientError::NoMemory)
+    }
+
+    pub(super) fn set_memory(&self, memory: KvMemory) {
+        *self.memory.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(memory));
+    }
+
+    /// Changes what is remembered.
+    pub(super) fn remember(&self, change: impl FnOnce(&mut Wanted)) {
+        let mut state = self.state();
+        change(&mut state.wanted);
+        state.wanted.version += 1;
+    }
+
+    /// How long the present outage has lasted.
+    pub(super) fn degraded_now(&self) -> Duration {
+        let state = self.state();
+        state.down_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    pub(super) fn count(&self, stat: Stat, count: u64) {
+        self.counters.add(stat, count);
+        if let Some(session) = self.session() {
+            session.count(stat, count);
+        }
+    }
+
+    /// Takes the link for one or more exchanges, waiting for others' until the deadline. With `session`, only if that is
+    /// still the one: what its frames and pins mean, no other server knows.
+    pub(super) fn acquire(
+        self: &Arc<Self>,
+        session: Option<&Arc<Session>>,
+        deadline: Instant,
+    ) -> Result<LinkGuard, ClientError> {
+        self.check_process()?;
+        let mut state = self.state();
+        loop {
+            match &state.link {
+                Link::Down => return Err(ClientError::unavailable(&state.reason)),
+                Link::Idle(_) => break,
+                Link::Busy => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ClientError::unavailable(
+                    "earlier calls took all the time of this one",
+                ));
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let Some(current) = state.session.clone() else {
+            return Err(ClientError::unavailable(&state.reason));
+        };
+        if session.is_some_and(|session| session.generation != current.generation) {
+            return Err(ClientError::unavailable("the server restarted meanwhile"));
+        }
+        if !current.is_current() {
+            self.take_down(&mut state, "the server restarted");
+            return Err(ClientError::unavailable("the server restarted"));
+        }
+        let Link::Idle(connection) = std::mem::replace(&mut state.link, Link::Busy) else {
+            return Err(ClientError::unavailable(&state.reason));
+        };
+        Ok(LinkGuard {
+            core: Arc::clone(self),
+            connection: Some(connection),
+            session: current,
+        })
+    }
+
+    /// Drops the connection of `session`, if that is still the one, and wakes the recovery thread.
+    pub(super) fn degrade(&self, session: &Session, reason: &str) {
+        let mut state = self.state();
+        let current = state.session.as_ref().map(|session| session.generation);
+        if current == Some(session.generation) {
+            self.take_down(&mut state, reason);
+        }
+    }
+
+    fn take_down(&self, state: &mut State, reason: &str) {
+        self.healthy.store(0, Ordering::Release);
+        // Whoever holds a busy connection finds another generation when it comes back, and drops it.
+        state.link = Link::Down;
+        if let Some(session) = state.session.take() {
+            let _ = session.stream.shutdown(std::net::Shutdown::Both);
+        }
+        state.reason = reason.to_owned();
+        state.down_since = Some(Instant::now());
+        self.changed.notify_all();
+        self.wake();
+    }
+
+    /// Wakes the recovery thread.
+    pub(super) fn wake(&self) {
+        // Full means that it is awake already.
+        let _ = self.wake.write(1);
+    }
+
+    pub(super) fn wake_fd(&self) -> &EventFd {
+        &self.wake
+    }
+
+    /// Asks for a recovery attempt now and waits for one that began after the asking. What it ended with.
+    pub(super) fn attempt_now(&self, deadline: Instant) -> Result<(), ClientError> {
+        let mut state = self.state();
+        let asked = state.attempts_begun;
+        self.wake();
+        loop {
+            if !matches!(state.link, Link::Down) {
+                return Ok(());
+            }
+            if state.attempts_ended > asked {
+                let failed = state.last_attempt.clone();
+                return Err(failed.unwrap_or_else(|| ClientError::unavailable(&state.reason)));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || state.closed {
+                return Err(ClientError::unavailable(&state.reason));
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until the first attempt has ended, however it did.
+    pub(super) fn first_attempt(&self, deadline: Instant) {
+        let mut state = self.state();
+        while state.attempts_ended == 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The number of the connection that an attempt is about to make.
+    pub(super) fn begin_attempt(&self) -> u64 {
+        let mut state = self.state();
+        state.attempts_begun += 1;
+        state.connections + 1
+    }
+
+    /// Puts a recovered connection into use, or gives it back if the engine asked for something else meanwhile.
+    pub(super) fn install(
+        &self,
+        connection: Box<Connection>,
+        session: Session,
+        recovered: &Wanted,
+    ) -> Option<(Box<Connection>, Session)> {
+        let mut state = self.state();
+        if state.closed {
+            return None;
+        }
+        if state.wanted.version != recovered.version {
+            return Some((connection, session));
+        }
+        state.wanted = recovered.clone();
+        state.connections += 1;
+        let reconnected = state.connections > 1;
+        let session = Arc::new(session);
+        if let Some(since) = state.down_since.take() {
+            self.counters
+                .add(Stat::DegradedMs, since.elapsed().as_millis() as u64);
+            session.count(Stat::DegradedSeconds, since.elapsed().as_secs());
+        }
+        self.healthy.store(session.generation, Ordering::Release);
+        state.session = Some(session);
+        state.link = Link::Idle(connection);
+        state.last_attempt = None;
+        state.attempts_ended = state.attempts_begun;
+        if reconnected {
+            self.counters.add(Stat::Reconnects, 1);
+        }
+        self.changed.notify_all();
+        None
+    }
+
+    /// Notes that an attempt failed.
+    pub(super) fn attempt_failed(&self, error: ClientError) {
+        let mut state = self.state();
+        state.reason = match &error {
+            ClientError::Unavailable { reason } => reason.clone(),
+            error => error.to_string(),
+        };
+        state.last_attempt = Some(error);
+        state.attempts_ended = state.attempts_begun;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        self.take_down(&mut state, "the client was closed");
+    }
+}
+
+/// The right to use the connection. It goes back when this is dropped, or never if an exchange failed.
+#[derive(Debug)]
+pub(super) struct LinkGuard {
+    core: Arc<Core>,
+    connection: Option<Box<Connection>>,
+    session: Arc<Session>,
+}
+
+impl LinkGuard {
+    pub(super) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// One exchange. If it breaks, the client is degraded from here on.
+    pub(super) fn call(&mut self, request: &Request, deadline: Instant) -> Result<Reply, ClientError> {
+        let Some(connection) = &mut self.connection else {
+            return Err(ClientError::unavailable("the connection was dropped"));
+        };
+        let answer = connection.call(request, deadline);
+        if let Err(CallError::Broken(reason)) = &answer {
+            self.give_up(reason);
+        }
+        answer.map_err(ClientError::from)
+    }
+
+    /// Drops the connection: it cannot be trusted any more.
+    pub(super) fn give_up(&mut self, reason: &str) {
+        self.connection = None;
+        self.core.degrade(&self.session, reason);
+    }
+}
+
+impl Drop for LinkGuard {
+    fn drop(&mut self) {
+        let Some(connection) = self.connection.take() else {
+            return;
+        };
+        let mut state = self.core.state();
+        let current = state.session.as_ref().map(|session| session.generation);
+        if current == Some(self.session.generation) && matches!(state.link, Link::Busy) {
+            state.link = Link::Idle(connection);
+            self.core.changed.notify_all();
+        }
+    }
+}
+
+/// The seed of a registration's domain under a chunk size.
+pub(super) fn domain_seed(request: &RegisterKvCache, chunk_size: u64) -> Result<ChunkKey, ClientError> {
+    let domain = request.domain.clone();
+    Ok(DomainFields {
+        model: domain.model,
+        weights_id: domain.weights_id,
+        kv_dtype: domain.kv_dtype,
+        fingerprint: domain.fingerprint,
+        parallel_shape: domain.parallel_shape,
+        chunk_size,
+    }
+    .domain_seed()?)
+}

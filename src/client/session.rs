@@ -1,0 +1,301 @@
+//! What one connection gave: mappings, the lock byte, credit.
+//!
+//! A session is shared by the client and by every copy in progress, and its lock byte is free only when the last of
+//! them has let go. The server takes a client's grants and pins back only then, so a copy that outlives its
+//! connection still writes into space that is its own.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::connection::{CallError, Connection};
+use super::extents::Credit;
+use super::stats::Stat;
+use super::{ClientConfig, ClientError};
+use crate::control::ControlView;
+use crate::copy::HostMemory;
+use crate::shm::atfork::{ForkClosedFd, forks_so_far};
+use crate::shm::lock::try_lock_byte;
+use crate::shm::{Mapping, ReadOnly, ReadWrite, ShmError};
+use crate::sync::shared::{Ordering, fence};
+use crate::wire::{
+    Extent, Hello, HelloReply, MAX_NAME_BYTES, PROTOCOL_VERSION, Region, RegionKind, Reply, Request,
+};
+
+/// Offset of the first epoch word, and of the boot word, in the epochs region.
+const AT_EPOCHS: usize = 4096;
+const AT_BOOT_WORD: usize = 64;
+const AT_EPOCHS_MAGIC: usize = 0;
+const EPOCHS_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRE1");
+
+/// The regions of the shm-direct path. Mappings go before the lock does.
+#[derive(Debug)]
+pub(super) struct PoolSide {
+    epochs: Mapping<ReadOnly>,
+    slab: Mapping<ReadWrite>,
+    /// The whole pool, as a region of copy plans.
+    memory: [HostMemory; 1],
+    credit: Mutex<Credit>,
+    frames: u64,
+    frame_bytes: u64,
+    /// Boot sequence under which this session lives.
+    boot_seq: u64,
+    _lock: ForkClosedFd,
+}
+
+/// One connection's share of the server.
+#[derive(Debug)]
+pub(super) struct Session {
+    /// Counts the connections of a client, from 1.
+    pub(super) generation: u64,
+    pub(super) stream: Arc<UnixStream>,
+    control: ControlView,
+    pool: Option<PoolSide>,
+}
+
+impl Session {
+    /// Connects, says hello, maps what came and locks this client's byte.
+    pub(super) fn open(
+        config: &ClientConfig,
+        generation: u64,
+        deadline: Instant,
+    ) -> Result<(Connection, Self), ClientError> {
+        let mut connection = Connection::connect(&config.socket)?;
+        let forks = forks_so_far().map_err(ClientError::unavailable)?;
+        let reply = connection.call(&Request::Hello(hello(config)), deadline)?;
+        let Reply::Hello(hello) = reply else {
+            return Err(unexpected(&reply));
+        };
+        let mut regions = Regions {
+            hello: &hello,
+            descriptors: connection.take_descriptors(),
+        };
+        if regions.descriptors.len() != hello.regions.len() {
+            return Err(ClientError::unavailable(format!(
+                "the server announced {} regions and sent {} descriptors",
+                hello.regions.len(),
+                regions.descriptors.len()
+            )));
+        }
+        let (_, control) = regions.take(RegionKind::Control)?;
+        let control = ControlView::open(control.as_fd()).map_err(ClientError::unavailable)?;
+        if control.boot().boot_id != hello.boot_id {
+            return Err(ClientError::unavailable("the control region is another server's"));
+        }
+        let pool = config
+            .wants_pool
+            .then(|| PoolSide::open(&mut regions))
+            .transpose()?;
+        let stream = Arc::clone(connection.stream());
+        // A child forked since the descriptors arrived has copies of them that nothing would close.
+        if pool.is_some() && (forks.is_none() || forks != forks_so_far().map_err(ClientError::unavailable)?) {
+            return Err(ClientError::unavailable("this process forked meanwhile"));
+        }
+        if pool.is_some() {
+            match connection.call(&Request::Attach, deadline)? {
+                Reply::Ack => {}
+                reply => return Err(unexpected(&reply)),
+            }
+        }
+        let session = Self {
+            generation,
+            stream,
+            control,
+            pool,
+        };
+        Ok((connection, session))
+    }
+
+    /// The pool's side, for clients that map it.
+    pub(super) fn pool(&self) -> Result<&PoolSide, ClientError> {
+        let missing = "this client does not map the pool: only workers store and load";
+        self.pool.as_ref().ok_or_else(|| ClientError::invalid(missing))
+    }
+
+    /// Whether the server that this session belongs to still runs the pool, as far as memory shows.
+    pub(super) fn is_current(&self) -> bool {
+        self.pool.as_ref().is_none_or(PoolSide::boot_unchanged)
+    }
+
+    /// The server's control region.
+    pub(super) fn control(&self) -> &ControlView {
+        &self.control
+    }
+
+    /// Bytes of pool space held for stores.
+    pub(super) fn credit_bytes(&self) -> u64 {
+        self.pool
+            .as_ref()
+            .map_or(0, |pool| pool.credit().frames() * pool.frame_bytes)
+    }
+
+    /// Counts in the statistics words of the slab, where there is one.
+    pub(super) fn count(&self, stat: Stat, count: u64) {
+        if let (Some(pool), Some(offset)) = (&self.pool, stat.slab_offset())
+            && let Ok(word) = pool.slab.atomic_u64(offset)
+        {
+            word.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+}
+
+impl PoolSide {
+    fn open(regions: &mut Regions<'_>) -> Result<Self, ClientError> {
+        let failed = |error: ShmError| ClientError::unavailable(error);
+        let hello = regions.hello;
+        let (at, fd) = regions.take(RegionKind::Epochs)?;
+        let epochs =
+            Mapping::<ReadOnly>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?).map_err(failed)?;
+        let magic = epochs.atomic_u64(AT_EPOCHS_MAGIC).map_err(failed)?.load_acquire();
+        if magic != EPOCHS_MAGIC {
+            return Err(ClientError::unavailable(format!(
+                "the epochs region starts with {magic:#018x}"
+            )));
+        }
+        let (at, fd) = regions.take(RegionKind::PinSlab)?;
+        let slab =
+            Mapping::<ReadWrite>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?).map_err(failed)?;
+        let (at, fd) = regions.take(RegionKind::Liveness)?;
+        let lock = ForkClosedFd::new(fd).map_err(failed)?;
+        let (pool_at, pool_fd) = regions.take(RegionKind::Pool)?;
+        let pool = Mapping::<ReadWrite>::map_foreign_at(pool_fd.as_fd(), pool_at.offset, length(&pool_at)?);
+        let pool = Arc::new(pool.map_err(failed)?);
+        let frame_bytes = u64::from(hello.frame_bytes);
+        if frame_bytes == 0 || !pool_at.bytes.is_multiple_of(frame_bytes) {
+            let bytes = pool_at.bytes;
+            return Err(ClientError::unavailable(format!(
+                "a pool of {bytes} bytes in frames of {frame_bytes}"
+            )));
+        }
+        let frames = pool_at.bytes / frame_bytes;
+        if ((epochs.len() - AT_EPOCHS.min(epochs.len())) / 8) as u64 != frames {
+            let bytes = epochs.len();
+            return Err(ClientError::unavailable(format!(
+                "{bytes} bytes of epochs for {frames} frames"
+            )));
+        }
+        let held = lock
+            .fd()
+            .map(|fd| try_lock_byte(fd, at.offset))
+            .transpose()
+            .map_err(failed)?;
+        if held != Some(true) {
+            let byte = at.offset;
+            return Err(ClientError::unavailable(format!(
+                "byte {byte} of the liveness file is locked by another"
+            )));
+        }
+        Ok(Self {
+            epochs,
+            slab,
+            memory: [HostMemory::mapped(pool)],
+            credit: Mutex::default(),
+            frames,
+            frame_bytes,
+            boot_seq: hello.boot_seq,
+            _lock: lock,
+        })
+    }
+
+    /// The pool as the regions of a copy plan's side.
+    pub(super) fn memory(&self) -> &[HostMemory] {
+        &self.memory
+    }
+
+    pub(super) fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    pub(super) fn frame_bytes(&self) -> u64 {
+        self.frame_bytes
+    }
+
+    pub(super) fn credit(&self) -> MutexGuard<'_, Credit> {
+        self.credit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether an extent is not empty and inside the pool.
+    pub(super) fn holds(&self, extent: &Extent) -> bool {
+        extent.count > 0 && u64::from(extent.frame) + u64::from(extent.count) <= self.frames
+    }
+
+    /// The incarnation that owns a frame now; 0 for none.
+    pub(super) fn epoch(&self, frame: u32) -> u64 {
+        let word = self.epochs.atomic_u64(AT_EPOCHS + 8 * frame as usize);
+        word.map_or(0, |word| word.load_relaxed())
+    }
+
+    pub(super) fn boot_unchanged(&self) -> bool {
+        let word = self.epochs.atomic_u64(AT_BOOT_WORD);
+        word.is_ok_and(|word| word.load_relaxed() == self.boot_seq)
+    }
+
+    /// The last step of the read protocol, after the copy: whether all of it was the incarnation's bytes. Call
+    /// [`Self::fence_after_copy`] once before the first of these.
+    pub(super) fn copy_was_whole(&self, first_frame: u32, incarnation: u64) -> bool {
+        self.boot_unchanged() && self.epoch(first_frame) == incarnation
+    }
+
+    /// Orders the reads of a copy before the loads of [`Self::copy_was_whole`].
+    pub(super) fn fence_after_copy(&self) {
+        fence(Ordering::Acquire);
+    }
+}
+
+/// The descriptors of a hello reply, in the order of its regions.
+struct Regions<'a> {
+    hello: &'a HelloReply,
+    descriptors: VecDeque<OwnedFd>,
+}
+
+impl Regions<'_> {
+    /// The region of one kind; those before it in the reply are not wanted and closed.
+    fn take(&mut self, kind: RegionKind) -> Result<(Region, OwnedFd), ClientError> {
+        loop {
+            let at = self.hello.regions.len() - self.descriptors.len();
+            let (Some(region), Some(fd)) = (self.hello.regions.get(at), self.descriptors.pop_front()) else {
+                return Err(ClientError::unavailable(format!(
+                    "the server sent no {kind:?} region"
+                )));
+            };
+            if region.kind == kind {
+                return Ok((*region, fd));
+            }
+        }
+    }
+}
+
+fn length(region: &Region) -> Result<usize, ClientError> {
+    let bytes = region.bytes;
+    usize::try_from(bytes).map_err(|_| ClientError::unavailable(format!("a region of {bytes} bytes")))
+}
+
+fn hello(config: &ClientConfig) -> Hello {
+    let mut name = config.name.clone();
+    while name.len() > MAX_NAME_BYTES {
+        name.pop();
+    }
+    Hello {
+        protocol_version: PROTOCOL_VERSION,
+        features: 0,
+        kind: config.kind,
+        name,
+        engine_instance: config.engine_instance,
+        wants_pool: config.wants_pool,
+    }
+}
+
+/// A reply of the wrong kind: the connection cannot be trusted any more.
+pub(super) fn unexpected(reply: &Reply) -> ClientError {
+    let text = format!("{reply:?}");
+    let kind = text
+        .split(|c: char| !c.is_alphanumeric())
+        .next()
+        .unwrap_or_default();
+    CallError::Broken(format!(
+        "the server's reply is of the kind {kind}, which does not answer the request"
+    ))
+    .into()
+}

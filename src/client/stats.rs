@@ -1,0 +1,93 @@
+//! What a client counts, for its own process and for the statistics words of its slab.
+
+use crate::sync::shared::{AtomicU64, Ordering};
+
+/// First statistics word of a pin slab (docs/shm-layout.md, "Pin arena").
+const AT_STATISTICS: usize = 192;
+
+/// A counter and its place among the statistics words, if it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stat {
+    Loads = 0,
+    LoadedBytes = 1,
+    FailedLoads = 2,
+    StaleLoads = 3,
+    Stores = 4,
+    StoredBytes = 5,
+    DroppedStores = 6,
+    DegradedSeconds = 7,
+    Lookups = 8,
+    DegradedLookups = 9,
+    Reconnects = 10,
+    DegradedMs = 11,
+}
+
+const STATS: usize = 12;
+
+impl Stat {
+    /// Where the counter is in the slab.
+    pub(super) fn slab_offset(self) -> Option<usize> {
+        let index = self as usize;
+        (index <= Self::DegradedSeconds as usize).then(|| AT_STATISTICS + 8 * index)
+    }
+}
+
+/// The counters of a client, over all its connections.
+#[derive(Debug, Default)]
+pub(super) struct Counters([AtomicU64; STATS]);
+
+impl Counters {
+    pub(super) fn add(&self, stat: Stat, count: u64) {
+        self.0[stat as usize].fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn value(&self, stat: Stat) -> u64 {
+        self.0[stat as usize].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn snapshot(&self, degraded_now_ms: u64, credit_bytes: u64) -> ClientStats {
+        ClientStats {
+            lookups: self.value(Stat::Lookups),
+            degraded_lookups: self.value(Stat::DegradedLookups),
+            loads: self.value(Stat::Loads),
+            loaded_bytes: self.value(Stat::LoadedBytes),
+            failed_loads: self.value(Stat::FailedLoads),
+            stale_loads: self.value(Stat::StaleLoads),
+            stores: self.value(Stat::Stores),
+            stored_bytes: self.value(Stat::StoredBytes),
+            dropped_stores: self.value(Stat::DroppedStores),
+            reconnects: self.value(Stat::Reconnects),
+            degraded_ms: self.value(Stat::DegradedMs) + degraded_now_ms,
+            credit_bytes,
+        }
+    }
+}
+
+/// What a client did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientStats {
+    /// Lookups, answered or not.
+    pub lookups: u64,
+    /// Lookups that missed because the server was away.
+    pub degraded_lookups: u64,
+    /// Objects read whole.
+    pub loads: u64,
+    /// Their bytes.
+    pub loaded_bytes: u64,
+    /// Objects that could not be read, stale ones included.
+    pub failed_loads: u64,
+    /// Objects whose space was reused while they were read.
+    pub stale_loads: u64,
+    /// Parts committed, whatever became of them.
+    pub stores: u64,
+    /// Their bytes.
+    pub stored_bytes: u64,
+    /// Parts dropped: no server, no space or no room in the index.
+    pub dropped_stores: u64,
+    /// Connections made after the first.
+    pub reconnects: u64,
+    /// Time without a usable server.
+    pub degraded_ms: u64,
+    /// Pool space held for stores now.
+    pub credit_bytes: u64,
+}

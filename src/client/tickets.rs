@@ -1,0 +1,178 @@
+//! Lookups that run while the caller does something else.
+//!
+//! One helper thread per client, started by the first ticket. A ticket that is given up releases what its lookup pins.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::calls::LookupAnswer;
+use super::core::Core;
+use super::{Client, ClientError};
+use crate::wire::Lookup;
+
+/// Names a lookup that was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// Most tickets that may be open at one time.
+const MAX_TICKETS: usize = 65536;
+
+type Answer = Result<LookupAnswer, ClientError>;
+
+#[derive(Debug, Default)]
+struct State {
+    last: u64,
+    queue: VecDeque<(u64, Lookup)>,
+    /// Open tickets; nothing while pending.
+    open: HashMap<u64, Option<Answer>>,
+    helper: bool,
+    closed: bool,
+}
+
+/// The open tickets of a client.
+#[derive(Debug, Default)]
+pub(super) struct Tickets {
+    state: Mutex<State>,
+    /// A lookup was queued or answered.
+    changed: Condvar,
+}
+
+impl Tickets {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        state.queue.clear();
+        self.changed.notify_all();
+    }
+}
+
+impl Client {
+    /// Starts a lookup and returns at once.
+    ///
+    /// # Errors
+    /// [`ClientError::TooManyItems`] with too many tickets open; [`ClientError::Unavailable`] without threads.
+    pub fn lookup_start(&self, request: Lookup) -> Result<Ticket, ClientError> {
+        self.core.check_process()?;
+        let tickets = &self.tickets;
+        let mut state = tickets.state();
+        if state.open.len() >= MAX_TICKETS {
+            return Err(ClientError::TooManyItems {
+                given: state.open.len() + 1,
+                limit: MAX_TICKETS,
+            });
+        }
+        if !state.helper && !state.closed {
+            let (core, tickets) = (Arc::clone(&self.core), Arc::clone(tickets));
+            let helper = std::thread::Builder::new().name("kvasir-lookup".into());
+            helper
+                .spawn(move || answer_all(&core, &tickets))
+                .map_err(|error| ClientError::unavailable(format!("thread: {error}")))?;
+            state.helper = true;
+        }
+        state.last += 1;
+        let ticket = state.last;
+        if state.closed {
+            state.open.insert(ticket, Some(Ok(LookupAnswer::degraded())));
+        } else {
+            state.open.insert(ticket, None);
+            state.queue.push_back((ticket, request));
+        }
+        tickets.changed.notify_all();
+        Ok(Ticket(ticket))
+    }
+
+    /// The answer to a started lookup, waiting at most `wait` for it; `None` while it is pending. An answer ends the
+    /// ticket.
+    ///
+    /// # Errors
+    /// [`ClientError::UnknownTicket`], and whatever [`Client::lookup`] answers.
+    pub fn lookup_poll(&self, ticket: Ticket, wait: Duration) -> Result<Option<LookupAnswer>, ClientError> {
+        self.core.check_process()?;
+        let until = Instant::now() + wait;
+        let mut state = self.tickets.state();
+        loop {
+            match state.open.get(&ticket.0) {
+                None => return Err(ClientError::UnknownTicket { ticket: ticket.0 }),
+                Some(Some(_)) => break,
+                Some(None) => {}
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let waited = self.tickets.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.open.remove(&ticket.0).flatten().transpose()
+    }
+
+    /// Gives a lookup up. What it pinned, or will pin, is released; a ticket that has ended is ignored.
+    pub fn lookup_cancel(&self, ticket: Ticket) {
+        if self.core.check_process().is_err() {
+            return;
+        }
+        let removed = self.tickets.state().open.remove(&ticket.0);
+        if let Some(Some(Ok(answer))) = removed {
+            release(&self.core, &answer);
+        }
+    }
+}
+
+/// The helper thread: answers lookups in order until the client is closed.
+fn answer_all(core: &Arc<Core>, tickets: &Tickets) {
+    loop {
+        let Some((ticket, request)) = next(tickets) else {
+            return;
+        };
+        let answer = core.lookup(request);
+        let mut state = tickets.state();
+        let given_up = match state.open.get_mut(&ticket) {
+            Some(slot) => {
+                *slot = Some(answer);
+                None
+            }
+            None => Some(answer),
+        };
+        tickets.changed.notify_all();
+        drop(state);
+        if let Some(Ok(answer)) = given_up {
+            release(core, &answer);
+        }
+    }
+}
+
+/// The next lookup that somebody still waits for; nothing once the client is closed.
+fn next(tickets: &Tickets) -> Option<(u64, Lookup)> {
+    let mut state = tickets.state();
+    loop {
+        if state.closed {
+            for slot in state.open.values_mut().filter(|slot| slot.is_none()) {
+                *slot = Some(Ok(LookupAnswer::degraded()));
+            }
+            tickets.changed.notify_all();
+            return None;
+        }
+        match state.queue.pop_front() {
+            Some((ticket, request)) if state.open.contains_key(&ticket) => return Some((ticket, request)),
+            Some(_) => {}
+            None => {
+                state = tickets
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner)
+            }
+        }
+    }
+}
+
+fn release(core: &Arc<Core>, answer: &LookupAnswer) {
+    if let Some(pin) = answer.pin {
+        // A pin that is unknown by now needs no release.
+        let _ = core.release(&[pin]);
+    }
+}

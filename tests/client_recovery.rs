@@ -1,0 +1,363 @@
+//! Servers that are killed, stopped, late or replaced: an engine never notices more than a miss.
+
+mod client_support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use client_support::*;
+use kvasir::client::{ClientError, StoreOutcome};
+use nix::sys::signal::Signal;
+use rand::{RngExt, SeedableRng};
+
+/// Short, so that waiting for it is; long enough that a busy machine answers within it.
+const DEADLINE: Duration = Duration::from_secs(2);
+const HEARTBEAT: Duration = Duration::from_millis(300);
+
+fn engine(place: &Place) -> Engine {
+    let shape = Shape::plain(64, 0);
+    let engine = Engine::unregistered(place, &shape, 1, DEADLINE, HEARTBEAT);
+    eventually("the first connection", || engine.client.is_healthy());
+    engine.client.negotiate(shape.negotiation()).unwrap();
+    engine.client.register(shape.registration()).unwrap();
+    engine
+}
+
+/// Every call, as an engine makes them, with no server to answer.
+fn assert_degraded(engine: &Engine) {
+    let chain = engine.chain(CHUNK + 1, 9);
+    let hit = engine.lookup(&chain, 1);
+    assert!(
+        hit.degraded && hit.hit_tokens == 0 && hit.pin.is_none(),
+        "{hit:?}"
+    );
+    let dropped = engine.client.stats().dropped_stores;
+    let stored = engine
+        .client
+        .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
+        .unwrap();
+    assert_eq!(stored, [StoreOutcome::Unavailable]);
+    assert_eq!(engine.client.stats().dropped_stores, dropped + 1);
+    assert_eq!(
+        engine
+            .client
+            .load(1, 0, &[load_chunk(&chain, 0, four(1))])
+            .unwrap(),
+        [false]
+    );
+    engine.client.release(&[]).unwrap();
+    engine.client.end_session(1).unwrap();
+    assert!(!engine.client.clear().unwrap());
+    assert!(matches!(
+        engine.client.status(),
+        Err(ClientError::Unavailable { .. })
+    ));
+    assert!(!engine.client.is_healthy());
+    assert!(
+        engine.client.state_text().starts_with("degraded"),
+        "{}",
+        engine.client.state_text()
+    );
+}
+
+/// A store and a load that have to work.
+fn assert_serves(place: &Place, engine: &Engine, salt: u32) {
+    place.wait_prefaulted();
+    engine.fill(u64::from(salt));
+    let chain = engine.chain(CHUNK + 1, salt);
+    assert_published(
+        &engine
+            .client
+            .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
+            .unwrap(),
+    );
+    let hit = engine.lookup(&chain, 2);
+    assert_eq!((hit.hit_tokens, hit.degraded), (64, false));
+    assert_eq!(
+        engine
+            .client
+            .load(2, 0, &[load_chunk(&chain, 0, four(30))])
+            .unwrap(),
+        [true]
+    );
+    assert_eq!(engine.block(0, 0, 30), engine.block(0, 0, 1));
+    engine.client.end_session(2).unwrap();
+}
+
+#[test]
+fn a_killed_server_is_a_miss_and_its_successor_is_found() {
+    let mut place = Place::with_server();
+    let engine = engine(&place);
+    assert_serves(&place, &engine, 1);
+    let (seed, old) = (engine.seed(), engine.chain(CHUNK + 1, 1));
+    let pin = engine.lookup(&old, 3).pin.unwrap();
+    place.kill();
+    assert_degraded(&engine);
+    place.start();
+    eventually("recovery", || engine.client.is_healthy());
+    assert_eq!(engine.seed(), seed, "the same keys as before");
+    assert_eq!(engine.client.chunk_size(), Some(64));
+    // Nothing of the old server is left: no hit, and its pin is none of the new one's.
+    assert_eq!(engine.lookup(&old, 3).hit_tokens, 0);
+    engine.client.release(&[pin]).unwrap();
+    assert_serves(&place, &engine, 2);
+    let stats = engine.client.stats();
+    assert_eq!(stats.reconnects, 1);
+    assert!(stats.degraded_ms > 0 && stats.degraded_lookups >= 1);
+}
+
+/// A restart between two looks of a heartbeat: the client notices without anybody calling.
+#[test]
+fn a_quick_restart_is_seen_without_a_call() {
+    let mut place = Place::with_server();
+    let engine = engine(&place);
+    for restart in 1..=3 {
+        place.kill();
+        place.start();
+        eventually("reconnection", || {
+            engine.client.stats().reconnects == restart && engine.client.is_healthy()
+        });
+        assert_serves(&place, &engine, restart as u32);
+    }
+}
+
+#[test]
+fn a_stopped_server_costs_a_deadline_and_comes_back() {
+    let place = Place::with_server();
+    let engine = engine(&place);
+    assert_serves(&place, &engine, 1);
+    place.signal(Signal::SIGSTOP);
+    let stopped = Instant::now();
+    let chain = engine.chain(CHUNK + 1, 1);
+    assert!(engine.lookup(&chain, 1).degraded);
+    assert!(stopped.elapsed() >= DEADLINE, "it could not know before");
+    // From here on calls do not wait: several in less time than one deadline would be a timed assertion, so only that
+    // they all end.
+    for _ in 0..100 {
+        assert!(engine.lookup(&chain, 1).degraded);
+    }
+    while stopped.elapsed() < Duration::from_secs(3) {
+        assert!(engine.lookup(&chain, 1).degraded);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    place.signal(Signal::SIGCONT);
+    eventually("recovery", || engine.client.is_healthy());
+    assert_eq!(engine.lookup(&chain, 1).hit_tokens, 64, "nothing was lost");
+    assert_serves(&place, &engine, 2);
+}
+
+#[test]
+fn an_engine_may_start_before_its_server() {
+    let mut place = Place::empty(&["--pool-size", "64MiB", "--chunk-size", "64"]);
+    let shape = Shape::plain(64, 0);
+    let engine = Engine::unregistered(&place, &shape, 1, DEADLINE, HEARTBEAT);
+    assert!(!engine.client.is_healthy());
+    for result in [
+        engine.client.negotiate(shape.negotiation()).map(drop),
+        engine.client.register(shape.registration()).map(drop),
+    ] {
+        assert!(
+            matches!(result, Err(ClientError::Unavailable { .. })),
+            "{result:?}"
+        );
+    }
+    assert_eq!(
+        (engine.client.chunk_size(), engine.client.domain_seed()),
+        (None, None)
+    );
+    std::thread::sleep(2 * HEARTBEAT);
+    place.start();
+    eventually("the server", || engine.client.is_healthy());
+    // What was asked for in vain has been done meanwhile.
+    assert_eq!(engine.client.chunk_size(), Some(64));
+    assert_serves(&place, &engine, 1);
+}
+
+#[test]
+fn a_server_with_another_chunk_size_is_not_used() {
+    let mut place = Place::with_server();
+    let engine = engine(&place);
+    place.kill();
+    let other = [
+        "--pool-size",
+        "64MiB",
+        "--chunk-size",
+        "128",
+        "--chunk-size-policy",
+        "fixed",
+    ];
+    place.set_arguments(&other);
+    place.start();
+    eventually("the refusal", || engine.client.state_text().contains("128"));
+    assert_degraded(&engine);
+    assert!(
+        engine.client.state_text().contains("64"),
+        "{}",
+        engine.client.state_text()
+    );
+    // The right one comes back: found at a heartbeat.
+    place.kill();
+    place.set_arguments(&["--pool-size", "64MiB", "--chunk-size", "64"]);
+    place.start();
+    eventually("recovery", || engine.client.is_healthy());
+    assert_serves(&place, &engine, 5);
+}
+
+/// The size that the first model of a server led to is asked for again, though the restarted server's minimum alone
+/// would lead to another.
+#[test]
+fn the_size_of_before_is_asked_for() {
+    let mut place = Place::empty(&["--pool-size", "64MiB", "--chunk-size", "48"]);
+    place.start();
+    let shape = Shape::plain(64, 0);
+    let first = Engine::unregistered(&place, &shape, 1, DEADLINE, HEARTBEAT);
+    let mut negotiation = shape.negotiation();
+    negotiation.previous_size = 192;
+    assert_eq!(first.client.negotiate(negotiation).unwrap().chunk_size, 192);
+    let second = Engine::unregistered(&place, &shape, 2, DEADLINE, HEARTBEAT);
+    assert_eq!(
+        second.client.negotiate(shape.negotiation()).unwrap().chunk_size,
+        192
+    );
+    place.kill();
+    drop(first);
+    place.start();
+    eventually("recovery", || second.client.is_healthy());
+    assert_eq!(second.client.chunk_size(), Some(192));
+}
+
+/// Stores, lookups and loads while the server dies at random points, again and again.
+#[test]
+fn kill_at_random_points_leaves_the_engine_alive_and_its_bytes_right() {
+    let mut place = Place::with_server();
+    let engine = Arc::new(engine(&place));
+    engine.fill(1);
+    let end = Arc::new(AtomicBool::new(false));
+    let loaded = Arc::new(AtomicU64::new(0));
+    let seed = rand::random::<u64>();
+    eprintln!("seed {seed}");
+    let workers: Vec<_> = (0..2_i64)
+        .map(|worker| {
+            let (engine, end, loaded) = (Arc::clone(&engine), Arc::clone(&end), Arc::clone(&loaded));
+            std::thread::spawn(move || {
+                let target = 40 + 8 * worker;
+                let mut salt = worker as u32 + 1;
+                while !end.load(Ordering::Relaxed) {
+                    salt += 2;
+                    let chain = engine.chain(2 * CHUNK + 1, salt);
+                    let items = [
+                        store_chunk(&chain, 0, 0, four(1)),
+                        store_chunk(&chain, 1, 0, four(5)),
+                    ];
+                    engine.client.store(&items, &[]).unwrap();
+                    let hit = engine.lookup(&chain, salt.into());
+                    let loads = [
+                        load_chunk(&chain, 0, four(target)),
+                        load_chunk(&chain, 1, four(target + 4)),
+                    ];
+                    for (chunk, ok) in engine
+                        .client
+                        .load(salt.into(), 0, &loads)
+                        .unwrap()
+                        .into_iter()
+                        .enumerate()
+                    {
+                        for block in 0..if ok { 4 } else { 0 } {
+                            let (from, to) =
+                                (1 + 4 * chunk as i64 + block, target + 4 * chunk as i64 + block);
+                            assert_eq!(engine.block(0, 0, from), engine.block(0, 0, to));
+                            loaded.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    engine
+                        .client
+                        .release(&hit.pin.into_iter().collect::<Vec<_>>())
+                        .unwrap();
+                }
+            })
+        })
+        .collect();
+    let mut random = rand::rngs::StdRng::seed_from_u64(seed);
+    let begin = Instant::now();
+    let mut kills = 0;
+    while kills < 100 && begin.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_micros(random.random_range(0..80_000)));
+        place.kill();
+        kills += 1;
+        place.start();
+        if kills % 4 == 0 {
+            let before = loaded.load(Ordering::Relaxed);
+            eventually("loads to work again", || loaded.load(Ordering::Relaxed) > before);
+        }
+    }
+    end.store(true, Ordering::Relaxed);
+    for worker in workers {
+        worker.join().unwrap();
+    }
+    eventually("recovery", || engine.client.is_healthy());
+    assert_serves(&place, &engine, 1_000_000);
+    eprintln!("{kills} kills, {} blocks loaded", loaded.load(Ordering::Relaxed));
+}
+
+/// Granted space is the client's until it is gone, and comes back then: also when nothing was ever committed.
+#[test]
+fn space_of_a_client_that_left_comes_back() {
+    let place = Place::with_server();
+    place.wait_prefaulted();
+    let shape = Shape::plain(64, 0);
+    let granted = || place.status()["pool"]["granted"].as_u64().unwrap();
+    let before = granted();
+    for _ in 0..4 {
+        let engine = Engine::start(&place, &shape, 1);
+        let held = engine.client.reserve(1 << 20).unwrap();
+        assert!(held > 0 && granted() >= before + held);
+        // A key that was never committed blocks nobody.
+        let chain = engine.chain(CHUNK + 1, 4);
+        drop(engine);
+        eventually("the space", || granted() == before);
+        let other = Engine::start(&place, &shape, 2);
+        let outcome = other
+            .client
+            .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
+            .unwrap();
+        assert!(
+            matches!(outcome[0], StoreOutcome::Published | StoreOutcome::Exists),
+            "{outcome:?}"
+        );
+        other.client.give_back().unwrap();
+        assert_eq!(other.client.stats().credit_bytes, 0);
+    }
+}
+
+#[test]
+fn a_closed_client_is_a_client_without_a_server() {
+    let place = Place::with_server();
+    let engine = engine(&place);
+    let ticket = engine
+        .client
+        .lookup_start(lookup(engine.seed(), &engine.chain(100, 1), 1, 16))
+        .unwrap();
+    engine.client.close();
+    assert!(engine.client.lookup_poll(ticket, WATCHDOG).unwrap().is_some());
+    let chain = engine.chain(CHUNK + 1, 1);
+    assert!(engine.lookup(&chain, 1).degraded);
+    let late = engine
+        .client
+        .lookup_start(lookup(engine.seed(), &chain, 1, 16))
+        .unwrap();
+    assert!(
+        engine
+            .client
+            .lookup_poll(late, Duration::ZERO)
+            .unwrap()
+            .unwrap()
+            .degraded
+    );
+    let stored = engine
+        .client
+        .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
+        .unwrap();
+    assert_eq!(stored, [StoreOutcome::Unavailable]);
+    assert_eq!(engine.client.state_text(), "closed");
+}
