@@ -12,8 +12,9 @@ use nix::poll::{PollFd, PollFlags, poll};
 
 use super::ClientError;
 use super::connection::{Connection, poll_timeout};
-use super::core::{Core, Registered, Wanted, domain_seed};
 use super::session::{Session, unexpected};
+use super::state::Core;
+use super::wanted::{Registered, Wanted, domain_seed};
 use crate::wire::{PeerKind, Reply, Request};
 
 const FIRST_RETRY: Duration = Duration::from_millis(10);

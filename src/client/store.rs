@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::core::Registered;
 use super::extents::ExtentCursor;
 use super::layout::{Holding, KvMemory};
 use super::session::{PoolSide, Session};
 use super::stats::Stat;
+use super::wanted::Registered;
 use super::{Client, ClientError};
 use crate::copy::{CopyEngine, CopyPlan};
 use crate::keys::ChunkKey;
@@ -139,7 +139,7 @@ impl Client {
             return Ok(registered);
         }
         let request = self.core.wanted().register.ok_or(ClientError::NoRegistration)?;
-        let seed = super::core::domain_seed(&request, self.core.chunk_size().unwrap_or(0))?;
+        let seed = super::wanted::domain_seed(&request, self.core.chunk_size().unwrap_or(0))?;
         Ok(Arc::new(Registered { request, seed }))
     }
 
