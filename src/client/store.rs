@@ -247,7 +247,8 @@ impl Storing<'_> {
                 continue;
             }
             self.gather(pool, &batch, checked)?;
-            self.commit(pool, batch, next == checked.len(), wanted * pool.frame_bytes())?;
+            let left: u64 = checked[next..].iter().map(frames).sum();
+            self.commit(pool, batch, left * pool.frame_bytes())?;
         }
         Ok(())
     }
@@ -316,7 +317,10 @@ impl Storing<'_> {
         Ok(())
     }
 
-    fn commit(&mut self, pool: &PoolSide, batch: Batch, last: bool, bytes: u64) -> Result<(), ClientError> {
+    /// Publishes a batch. The reply brings the space for the `left` bytes that are still to come, or the credit that is held
+    /// between calls: more than that would lie idle.
+    fn commit(&mut self, pool: &PoolSide, batch: Batch, left: u64) -> Result<(), ClientError> {
+        let last = left == 0;
         let request = Request::Commit(Commit {
             domain_seed: self.registered.seed,
             items: batch.items,
@@ -326,7 +330,7 @@ impl Storing<'_> {
             } else {
                 Vec::new()
             },
-            credit_bytes: self.client.core.config.credit_bytes.max(bytes),
+            credit_bytes: self.client.core.config.credit_bytes.max(left),
         });
         let (reply, session) = match self.client.core.call(Some(self.session), &request) {
             Ok(answered) => answered,
