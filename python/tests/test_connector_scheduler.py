@@ -124,6 +124,14 @@ def test_a_hit_leaves_a_token_to_compute() -> None:
     assert engine.client.asked[0]["cap"] == 144
 
 
+@pytest.mark.parametrize("tokens", [168, 176])
+def test_an_answer_off_the_boundary_or_beyond_the_cap_is_no_hit(tokens: int) -> None:
+    engine, one = Engine(), request()
+    engine.answer(hit(tokens))
+    assert engine.role.matched(one, 0) == (0, False)
+    assert not engine.client.pinned
+
+
 def test_what_the_engine_has_itself_is_no_hit() -> None:
     engine, one = Engine(), request()
     engine.answer(hit(64))

@@ -74,6 +74,13 @@ def test_a_synchronous_load_without_a_result_reports_every_block(cause: str) -> 
     assert worker.role.take_bad_blocks() == {1, 2, 3, 6}
 
 
+def test_the_null_block_is_never_reported() -> None:
+    worker = Worker(full())
+    worker.client.load_answer = RuntimeError("no")
+    worker.role.start_loads(StepPlan(sync_loads=[Load("r", 1, [ITEM])]))
+    assert worker.role.take_bad_blocks() == {1, 2, 3}
+
+
 def test_asynchronous_loads_are_reported_once_each_with_their_failures() -> None:
     worker = Worker(windowed())
     loads = [Load("good", 1, [ITEM]), Load("broken", 2, [], broken=True)]

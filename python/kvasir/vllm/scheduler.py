@@ -202,28 +202,36 @@ class SchedulerRole:
         handed: Mapping[str, Sequence[tuple[int, int, int]]],
     ) -> StepPlan:
         """Everything that this step loads and stores. `table_of(request id)` gives a request's current block table."""
-        self._lookups.new_step()
-        for request_id in self._offered:
-            state = self._states.get(request_id)
-            if state is not None:
-                self._withdraw(state)
-        self._offered.clear()
-        self._running.append(self._step_loads)
-        self._step_loads = []
-        while len(self._running) > self._steps_under_way:
-            # The engine does not plan a step before this one is over.
-            self._let_go(self._running.popleft())
         plan = StepPlan()
         new, self._loads = self._loads, []
         if self.loads_async:
             plan.async_loads = new
         else:
             plan.sync_loads = new
+        # The engine counts on these loads, so whatever else fails here, they are in the plan.
+        try:
+            self._end_pass()
+        except Exception as error:
+            self._notes.failure("pins", "releasing pins", error)
         try:
             plan.stores = self._plan_stores(scheduled, table_of, handed)
         except Exception as error:  # a cache that cannot store is still a cache
             self._notes.failure("stores", "planning stores", error)
         return plan
+
+    def _end_pass(self) -> None:
+        """Lets go of what was offered and not taken up, and of loads whose step is over."""
+        self._lookups.new_step()
+        offered, self._offered = self._offered, []
+        for request_id in offered:
+            state = self._states.get(request_id)
+            if state is not None:
+                self._withdraw(state)
+        self._running.append(self._step_loads)
+        self._step_loads = []
+        while len(self._running) > self._steps_under_way:
+            # The engine does not plan a step before this one is over.
+            self._let_go(self._running.popleft())
 
     def _plan_stores(
         self,
