@@ -86,6 +86,7 @@ impl Cache {
             rank: 0,
             world_size: 1,
             required_alignment: ALIGNMENT,
+            chunk_size: CHUNK_TOKENS,
             groups: groups.collect(),
             payload_path: PayloadPath::ShmDirect,
             stores: true,

@@ -100,6 +100,7 @@ fn negotiation() -> Negotiate {
         }],
         preferred_base: 0,
         previous_size: 0,
+        binding_domain: None,
     }
 }
 

@@ -113,6 +113,7 @@ fn requests() -> Vec<(&'static str, Request)> {
                 spans: spans(),
                 preferred_base: 256,
                 previous_size: 1088,
+                binding_domain: None,
             }),
         ),
         ("get_chunk_size", Request::GetChunkSize),
@@ -151,6 +152,16 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("abort", Request::Abort { extents: extents() }),
         ("clear", Request::Clear),
         ("status", Request::Status),
+        (
+            "negotiate_domain",
+            Request::Negotiate(Negotiate {
+                required_alignment: 640,
+                spans: spans(),
+                preferred_base: 256,
+                previous_size: 0,
+                binding_domain: Some(*key(7).as_bytes()),
+            }),
+        ),
     ]
 }
 
@@ -343,6 +354,30 @@ fn values_that_no_peer_may_send_have_a_typed_error() {
         (error.code, error.numbers),
         (ErrorCode::LimitExceeded, vec![129, 128])
     );
+
+    let mut frame = Encoder::new()
+        .request(42, &requests().pop().unwrap().1)
+        .unwrap()
+        .to_vec();
+    let length = frame.windows(5).position(|w| w == [32, 0, 0, 0, 7]).unwrap();
+    for bytes in [1, 16, 31] {
+        frame[length] = bytes;
+        let error = decode_request(&frame).unwrap_err().error.to_wire();
+        assert_eq!(
+            (error.code, error.numbers),
+            (ErrorCode::InvalidArgument, vec![u64::from(bytes), 32])
+        );
+    }
+    // As good as absent.
+    frame[length] = 0;
+    let (_, empty) = decode_request(&frame).unwrap();
+    assert!(matches!(
+        empty,
+        Request::Negotiate(Negotiate {
+            binding_domain: None,
+            ..
+        })
+    ));
 
     let mut outside = commit();
     outside.items[1].extent_count = 2;

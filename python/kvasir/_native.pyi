@@ -165,8 +165,10 @@ class Client:
         spans: Sequence[tuple[int, int]],
         preferred_base: int = 256,
         previous_size: int = 0,
+        binding_domain: bytes | None = None,
     ) -> int:
-        """Agrees on the chunk size. `spans`: (group index, tokens per block). Remembered and repeated with the same
+        """Agrees on the chunk size. `spans`: (group index, tokens per block). `binding_domain`: 32 bytes that name what
+        shares the size on a server with `--chunk-scope model`; other servers ignore it. Remembered and repeated with the same
         alignment after every reconnect; a server that then answers another size leaves the client degraded. Raises
         KvasirError; kind "Unavailable" when the server is away (and still remembered)."""
 

@@ -74,7 +74,7 @@ impl Client {
         self.client.config().socket.display().to_string()
     }
 
-    #[pyo3(signature = (required_alignment, spans, preferred_base = 256, previous_size = 0))]
+    #[pyo3(signature = (required_alignment, spans, preferred_base = 256, previous_size = 0, binding_domain = None))]
     fn negotiate(
         &self,
         py: Python<'_>,
@@ -82,12 +82,24 @@ impl Client {
         spans: Vec<(u32, u64)>,
         preferred_base: u64,
         previous_size: u64,
+        binding_domain: Option<&[u8]>,
     ) -> PyResult<u64> {
+        let binding_domain = match binding_domain.map(<[u8; 32]>::try_from) {
+            Some(Err(_)) => {
+                let given = binding_domain.map_or(0, <[u8]>::len);
+                return Err(PyValueError::new_err(format!(
+                    "binding_domain has 32 bytes, this one has {given}"
+                )));
+            }
+            Some(Ok(domain)) => Some(domain),
+            None => None,
+        };
         let request = Negotiate {
             required_alignment,
             spans: self::spans(spans),
             preferred_base,
             previous_size,
+            binding_domain,
         };
         detached(py, || Ok(self.client.negotiate(request)?.chunk_size))
     }

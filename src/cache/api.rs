@@ -155,6 +155,8 @@ pub struct Registration {
     pub world_size: u32,
     /// Tokens that every boundary is a multiple of.
     pub required_alignment: u64,
+    /// The size of the domain's chunks: one that is in force, and part of what the seed was made from.
+    pub chunk_size: u32,
     /// The object groups that this rank holds a part of.
     pub groups: Vec<GroupRegistration>,
     /// How its payload moves.

@@ -49,14 +49,15 @@ impl Core {
         client: ClientId,
         request: &CommitRequest<'_>,
     ) -> Result<CommitAnswer, CoreError> {
-        let chunk = self.bound_chunk()?;
+        self.require_chunk_size()?;
         let entry = self.attached(client)?;
+        let (domain, layout) = self.registry.find(&request.domain_seed)?;
         let context = Context {
             client,
             instance: entry.info.engine_instance,
             commits: entry.commits,
-            domain: self.registry.find(&request.domain_seed)?.0,
-            chunk,
+            domain,
+            chunk: layout.chunk,
         };
         let checked = self.check_commit(&context, request)?;
         let mut outcomes = Vec::with_capacity(checked.len());

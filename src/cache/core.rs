@@ -56,7 +56,10 @@ pub struct Core {
     pub(super) registry: Registry,
     pub(super) partials: Partials,
     pub(super) counters: Counters,
-    pub(super) chunk_size: Option<u32>,
+    /// The one size of all domains, where there is one.
+    chunk_size: Option<u32>,
+    /// Every size in force, that one included.
+    chunk_sizes: BTreeSet<u32>,
     pub(super) boot_seq: u64,
     pub(super) publications: u64,
     pub(super) prefault_ended: bool,
@@ -95,6 +98,7 @@ impl Core {
             partials: Partials::default(),
             counters: Counters::default(),
             chunk_size: None,
+            chunk_sizes: BTreeSet::new(),
             boot_seq: config.boot_seq,
             publications: 0,
             prefault_ended: false,
@@ -219,24 +223,32 @@ impl Core {
         Ok(true)
     }
 
-    /// Records the bound chunk size. The same size again is fine.
+    /// Records the chunk size of all domains. The same size again is fine.
     ///
     /// # Errors
     /// [`CoreError::InvalidArgument`] for 0, more than a chunk can have, or another size than before.
     pub fn set_chunk_size(&mut self, tokens: u32) -> Result<(), CoreError> {
-        let wrong = |expected| CoreError::InvalidArgument {
-            field: "chunk size",
-            value: tokens.into(),
-            expected,
-        };
-        if tokens == 0 || u64::from(tokens) > MAX_CHUNK_TOKENS {
-            return Err(wrong("it must be 1 to 16777216 tokens"));
+        if self.chunk_sizes.iter().any(|bound| *bound != tokens) {
+            return Err(wrong_chunk_size(tokens, "another size is bound already"));
         }
-        if self.chunk_size.is_some_and(|bound| bound != tokens) {
-            return Err(wrong("another size is bound already"));
-        }
+        self.add_chunk_size(tokens)?;
         self.chunk_size = Some(tokens);
         self.pool.directory.set_chunk_size(tokens);
+        Ok(())
+    }
+
+    /// Records the chunk size of some domains, beside those of others. The same size again is fine.
+    ///
+    /// # Errors
+    /// [`CoreError::InvalidArgument`] for 0, more than a chunk can have, or when one size holds for all domains.
+    pub fn add_chunk_size(&mut self, tokens: u32) -> Result<(), CoreError> {
+        if tokens == 0 || u64::from(tokens) > MAX_CHUNK_TOKENS {
+            return Err(wrong_chunk_size(tokens, "it must be 1 to 16777216 tokens"));
+        }
+        if self.chunk_size.is_some_and(|bound| bound != tokens) {
+            return Err(wrong_chunk_size(tokens, "another size is bound already"));
+        }
+        self.chunk_sizes.insert(tokens);
         Ok(())
     }
 
@@ -248,9 +260,13 @@ impl Core {
     /// [`CoreError::InvalidArgument`], [`CoreError::InvalidGroup`], [`CoreError::RegistrationConflict`],
     /// [`CoreError::ObjectTooLarge`], [`CoreError::LimitExceeded`]. Nothing has changed then.
     pub fn register(&mut self, client: ClientId, registration: &Registration) -> Result<(), CoreError> {
-        let chunk = self.bound_chunk()?;
+        self.require_chunk_size()?;
+        if !self.chunk_sizes.contains(&registration.chunk_size) {
+            let size = registration.chunk_size;
+            return Err(wrong_chunk_size(size, "it must be one that was negotiated"));
+        }
         let instance = self.client(client)?.info.engine_instance;
-        let domain = self.registry.register(registration, chunk, self.pool.frames())?;
+        let domain = self.registry.register(registration, self.pool.frames())?;
         let same_rank = |c: &&Client| {
             let rank = c.registration.as_ref().map(|r| r.rank);
             c.info.engine_instance == instance && (c.id == client || rank == Some(registration.rank))
@@ -295,8 +311,12 @@ impl Core {
         u64::from(self.pool.frames()) * FRAME_BYTES
     }
 
-    pub(super) fn bound_chunk(&self) -> Result<u32, CoreError> {
-        self.chunk_size.ok_or(CoreError::NotNegotiated)
+    /// Nothing is cached before some chunk size is in force.
+    pub(super) fn require_chunk_size(&self) -> Result<(), CoreError> {
+        if self.chunk_sizes.is_empty() {
+            return Err(CoreError::NotNegotiated);
+        }
+        Ok(())
     }
 
     pub(super) fn client(&self, id: ClientId) -> Result<&Client, CoreError> {
@@ -331,5 +351,13 @@ impl Core {
         }
         self.partials.forget_ended(instance);
         Ok(())
+    }
+}
+
+fn wrong_chunk_size(tokens: u32, expected: &'static str) -> CoreError {
+    CoreError::InvalidArgument {
+        field: "chunk size",
+        value: tokens.into(),
+        expected,
     }
 }

@@ -17,7 +17,7 @@ impl Core {
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::NotAttached`], [`CoreError::UnknownClient`].
     pub fn grant(&mut self, client: ClientId, bytes: u64) -> Result<Vec<Extent>, CoreError> {
-        self.bound_chunk()?;
+        self.require_chunk_size()?;
         self.attached(client)?;
         self.grant_frames(client, frames_for(bytes))
     }
@@ -72,13 +72,14 @@ impl Core {
         let Some(registration) = &self.client(client)?.registration else {
             return Ok(0);
         };
-        let (Some(domain), Some(chunk)) = (self.registry.get(registration.domain), self.chunk_size) else {
+        let Some(domain) = self.registry.get(registration.domain) else {
             return Ok(0);
         };
-        let bytes = registration
-            .parts
-            .iter()
-            .filter_map(|(group, part)| domain.group(*group)?.part_bytes(*part, chunk, domain.alignment));
+        let bytes = registration.parts.iter().filter_map(|(group, part)| {
+            domain
+                .group(*group)?
+                .part_bytes(*part, domain.chunk, domain.alignment)
+        });
         Ok(bytes.map(frames_for).sum())
     }
 

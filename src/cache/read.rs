@@ -24,10 +24,11 @@ impl Core {
         client: ClientId,
         request: &LookupRequest<'_>,
     ) -> Result<LookupAnswer, CoreError> {
-        let chunk = self.bound_chunk()?;
+        self.require_chunk_size()?;
         self.client(client)?;
         let (number, domain) = self.registry.find(&request.domain_seed)?;
-        check_tails(request, domain, chunk)?;
+        let chunk = domain.chunk;
+        check_tails(request, domain)?;
         let limits = Limits {
             chunk_size: chunk.into(),
             max_tokens: request.max_tokens,
@@ -98,7 +99,7 @@ impl Core {
         part: u16,
         ids: &[ObjectId],
     ) -> Result<RetrieveAnswer, CoreError> {
-        self.bound_chunk()?;
+        self.require_chunk_size()?;
         self.client(client)?;
         let (number, domain) = self.registry.find(&domain_seed)?;
         for id in ids {
@@ -280,7 +281,8 @@ fn load_item(load: &Load, id: ObjectId, request: &LookupRequest<'_>, chunk: u32)
 }
 
 /// A tail is a proper part of a chunk whose chunks before it are named, in whole alignments.
-fn check_tails(request: &LookupRequest<'_>, domain: &Domain, chunk: u32) -> Result<(), CoreError> {
+fn check_tails(request: &LookupRequest<'_>, domain: &Domain) -> Result<(), CoreError> {
+    let chunk = domain.chunk;
     for tail in request.tails {
         let aligned = u64::from(tail.tokens).is_multiple_of(domain.alignment);
         let known = tail.chunk as usize <= request.keys.len();

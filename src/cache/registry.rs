@@ -50,6 +50,8 @@ pub(super) struct Domain {
     pub(super) seed: ChunkKey,
     /// Tokens that every boundary is a multiple of.
     pub(super) alignment: u64,
+    /// Tokens of a full chunk.
+    pub(super) chunk: u32,
     /// Object groups in ascending order.
     pub(super) groups: Vec<DomainGroup>,
     /// Number of the full-attention group whose records carry those of the other groups: the first one
@@ -97,18 +99,14 @@ impl Registry {
     /// # Errors
     /// [`CoreError::InvalidGroup`], [`CoreError::InvalidArgument`], [`CoreError::RegistrationConflict`],
     /// [`CoreError::ObjectTooLarge`], [`CoreError::LimitExceeded`].
-    pub(super) fn register(
-        &mut self,
-        r: &Registration,
-        chunk: u32,
-        pool_frames: u32,
-    ) -> Result<u32, CoreError> {
-        check_numbers(r, chunk)?;
+    pub(super) fn register(&mut self, r: &Registration, pool_frames: u32) -> Result<u32, CoreError> {
+        check_numbers(r)?;
         let known = self.by_seed.get(&r.domain_seed).copied();
         let old = known.and_then(|at| self.domains[at as usize].as_ref());
         let mut domain = old.cloned().unwrap_or_else(|| Domain {
             seed: r.domain_seed,
             alignment: r.required_alignment,
+            chunk: r.chunk_size,
             groups: Vec::new(),
             anchor: None,
             world_size: r.world_size,
@@ -117,6 +115,7 @@ impl Registry {
             records: 0,
         });
         check_same(0, "required alignment", domain.alignment, r.required_alignment)?;
+        check_same(0, "chunk size", domain.chunk.into(), r.chunk_size.into())?;
         check_same(
             0,
             "number of ranks",
@@ -126,7 +125,7 @@ impl Registry {
         for group in &r.groups {
             merge_group(&mut domain, group)?;
         }
-        check_fits(&domain, chunk, pool_frames)?;
+        check_fits(&domain, pool_frames)?;
         domain.ranks.insert(r.rank);
         domain.registrations += 1;
         let at = match known {
@@ -201,13 +200,13 @@ impl Registry {
     }
 }
 
-fn check_numbers(r: &Registration, chunk: u32) -> Result<(), CoreError> {
+fn check_numbers(r: &Registration) -> Result<(), CoreError> {
     let argument = |field, value, expected| CoreError::InvalidArgument {
         field,
         value,
         expected,
     };
-    let alignment = r.required_alignment;
+    let (alignment, chunk) = (r.required_alignment, r.chunk_size);
     if alignment == 0 || !u64::from(chunk).is_multiple_of(alignment) {
         let expected = "it must divide the bound chunk size and not be 0";
         return Err(argument("required alignment", alignment, expected));
@@ -323,11 +322,11 @@ fn kind_numbers(kind: ObjectKind) -> (u64, u64) {
 }
 
 /// One chunk of each group, as far as its parts are known, must fit in the empty pool.
-fn check_fits(domain: &Domain, chunk: u32, pool_frames: u32) -> Result<(), CoreError> {
+fn check_fits(domain: &Domain, pool_frames: u32) -> Result<(), CoreError> {
     for group in &domain.groups {
         let parts = group.unit_bytes.keys();
         let frames: u64 = parts
-            .filter_map(|part| group.part_bytes(*part, chunk, domain.alignment))
+            .filter_map(|part| group.part_bytes(*part, domain.chunk, domain.alignment))
             .map(frames_for)
             .sum();
         if frames > pool_frames.into() {

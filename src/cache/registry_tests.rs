@@ -17,6 +17,7 @@ fn registration() -> Registration {
         rank: 0,
         world_size: 2,
         required_alignment: 16,
+        chunk_size: 256,
         groups: vec![
             group(1, ObjectKind::Window { tokens: 100 }),
             group(0, ObjectKind::Full),
@@ -35,7 +36,7 @@ fn with(change: impl FnOnce(&mut Registration)) -> Registration {
 #[test]
 fn ranks_make_a_domain_together() {
     let mut registry = Registry::default();
-    let at = registry.register(&registration(), 256, 1000).unwrap();
+    let at = registry.register(&registration(), 1000).unwrap();
     let (_, domain) = registry.find(&registration().domain_seed).unwrap();
     assert!(!domain.is_complete());
     assert_eq!(domain.anchor, Some(0));
@@ -47,7 +48,7 @@ fn ranks_make_a_domain_together() {
         r.groups[1].part = 1;
         r.groups[1].unit_bytes = 2000; // another rank may hold more layers
     });
-    assert_eq!(registry.register(&other, 256, 1000).unwrap(), at);
+    assert_eq!(registry.register(&other, 1000).unwrap(), at);
     let (_, domain) = registry.find(&registration().domain_seed).unwrap();
     assert!(domain.is_complete());
     assert_eq!(domain.group(0).unwrap().part_bytes(1, 32, 16), Some(4000));
@@ -56,10 +57,11 @@ fn ranks_make_a_domain_together() {
 #[test]
 fn conflicts_name_the_field_and_change_nothing() {
     let mut registry = Registry::default();
-    registry.register(&registration(), 256, 1000).unwrap();
+    registry.register(&registration(), 1000).unwrap();
     let before = registry.get(0).cloned();
-    let cases: [(&str, Registration); 6] = [
+    let cases: [(&str, Registration); 7] = [
         ("required alignment", with(|r| r.required_alignment = 32)),
+        ("chunk size", with(|r| r.chunk_size = 512)),
         ("number of ranks", with(|r| r.world_size = 1)),
         ("unit bytes", with(|r| r.groups[0].unit_bytes = 1001)),
         (
@@ -70,7 +72,7 @@ fn conflicts_name_the_field_and_change_nothing() {
         ("number of parts", with(|r| r.groups[0].parts = 3)),
     ];
     for (expected, bad) in cases {
-        match registry.register(&bad, 256, 1000) {
+        match registry.register(&bad, 1000) {
             Err(CoreError::RegistrationConflict { field, .. }) => assert_eq!(field, expected),
             other => panic!("{expected}: {other:?}"),
         }
@@ -94,13 +96,13 @@ fn senseless_numbers_are_refused() {
         with(|r| r.groups = (0..65).map(|g| group(g, ObjectKind::Full)).collect()),
     ];
     for bad in cases {
-        assert!(registry.register(&bad, 256, 1000).is_err(), "{bad:?}");
+        assert!(registry.register(&bad, 1000).is_err(), "{bad:?}");
         assert_eq!(registry.len(), 0);
     }
     // 16 units of 1000 bytes take one frame; with units of 5000 they take two.
     let large = with(|r| r.groups[1].unit_bytes = 5000);
     assert!(matches!(
-        registry.register(&large, 256, 1),
+        registry.register(&large, 1),
         Err(CoreError::ObjectTooLarge {
             group: 0,
             bytes: 131_072,
@@ -112,12 +114,12 @@ fn senseless_numbers_are_refused() {
 #[test]
 fn a_layout_stays_while_its_objects_may_exist() {
     let mut registry = Registry::default();
-    let at = registry.register(&registration(), 256, 1000).unwrap();
+    let at = registry.register(&registration(), 1000).unwrap();
     registry.record_opened(at);
     registry.unregister(at);
     assert!(
         registry
-            .register(&with(|r| r.groups[0].unit_bytes = 7), 256, 1000)
+            .register(&with(|r| r.groups[0].unit_bytes = 7), 1000)
             .is_err()
     );
     registry.record_closed(at);
@@ -126,6 +128,6 @@ fn a_layout_stays_while_its_objects_may_exist() {
         Err(CoreError::NotRegistered { .. })
     ));
     registry
-        .register(&with(|r| r.groups[0].unit_bytes = 7), 256, 1000)
+        .register(&with(|r| r.groups[0].unit_bytes = 7), 1000)
         .unwrap();
 }

@@ -141,13 +141,33 @@ fn table(status: &Value) -> String {
     line(
         "chunk size",
         format!(
-            "{} tokens, {} (minimum {}, policy {})",
-            show(&binding["chunk_size"]),
-            show(&binding["state"]),
+            "{} (minimum {}, policy {}, scope {})",
+            if binding["scope"] == "model" {
+                "one per binding domain".to_owned()
+            } else {
+                format!(
+                    "{} tokens, {}",
+                    show(&binding["chunk_size"]),
+                    show(&binding["state"])
+                )
+            },
             show(&binding["minimum"]),
-            show(&binding["policy"])
+            show(&binding["policy"]),
+            show(&binding["scope"])
         ),
     );
+    let domains = binding["domains"].as_array().map_or(&[][..], Vec::as_slice);
+    for domain in domains {
+        let id: String = show(&domain["id"]).chars().take(16).collect();
+        line(
+            "",
+            format!(
+                "{} tokens, {} for domain {id}",
+                show(&domain["chunk_size"]),
+                show(&domain["state"])
+            ),
+        );
+    }
     line(
         "pool",
         format!(

@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::config::{ChunkSizeConfig, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
+use super::config::{ChunkSizeConfig, DEFAULT_CHUNK_TOKENS, Minimum};
 use super::error::{BindError, GroupSpan, GroupSpans};
 use super::request::{MAX_GROUPS, NegotiateRequest, Negotiated, check_request, select_size};
 use super::word::{BindState, ChunkWord};
@@ -66,6 +66,20 @@ pub trait BindingListener: Send + Sync {
     fn on_bound(&self, chunk_size: u32) -> Result<(), String>;
 }
 
+/// A record outside of this server of the size that others have agreed on.
+///
+/// A first selection takes the recorded size or nothing: with another one this server could never join the rest.
+/// (Whether they really agree is for a [`BindingListener`] to see; the record may appear at any time.)
+pub trait AgreedSize: Send + Sync {
+    /// Where the record is, for errors.
+    fn place(&self) -> String;
+    /// The recorded size, if there is one.
+    ///
+    /// # Errors
+    /// Why the record cannot be read or trusted.
+    fn recorded(&self) -> Result<Option<u32>, String>;
+}
+
 /// Listeners in registration order, and how many of them have succeeded.
 #[derive(Default)]
 struct Listeners {
@@ -77,6 +91,7 @@ struct Listeners {
 pub struct Binding<W> {
     word: W,
     config: ChunkSizeConfig,
+    agreed: Option<Arc<dyn AgreedSize>>,
     listeners: Mutex<Listeners>,
 }
 
@@ -86,7 +101,17 @@ impl<W: WordCell> Binding<W> {
         Self {
             word,
             config,
+            agreed: None,
             listeners: Mutex::new(Listeners::default()),
+        }
+    }
+
+    /// The same, with a record to ask before a size is selected.
+    #[must_use]
+    pub fn with_agreed(self, agreed: Arc<dyn AgreedSize>) -> Self {
+        Self {
+            agreed: Some(agreed),
+            ..self
         }
     }
 
@@ -145,14 +170,15 @@ impl<W: WordCell> Binding<W> {
         let alignment = request.required_alignment;
         let warnings = check_request(&request)?;
         let spans = GroupSpans(request.spans);
-        let (state, chunk_size) = self.select(|| {
-            select_size(
+        let (state, chunk_size) = self.select(|| match self.agreed_size(alignment, &spans)? {
+            Some(agreed) => Ok(agreed),
+            None => select_size(
                 self.config,
                 alignment,
                 request.preferred_base,
                 request.previous_size,
                 &spans,
-            )
+            ),
         })?;
         if !u64::from(chunk_size).is_multiple_of(alignment) {
             return Err(BindError::Incompatible {
@@ -171,16 +197,23 @@ impl<W: WordCell> Binding<W> {
     }
 
     /// Answers an explicit question for the size from a client that has no geometry. In `Unbound` this
-    /// freezes the configured minimum ([`DEFAULT_CHUNK_TOKENS`] under `auto`).
+    /// freezes the size agreed on elsewhere, or the configured minimum ([`DEFAULT_CHUNK_TOKENS`] under `auto`).
     ///
     /// # Errors
-    /// [`BindError::ListenerFailed`], with the size left selected, or [`BindError::Word`].
+    /// [`BindError::ListenerFailed`], with the size left selected, or [`BindError::Word`]; and with a record
+    /// [`BindError::AgreedUnreadable`] or [`BindError::AgreedConfig`].
     pub fn get_chunk_size(&self) -> Result<u32, BindError> {
         let (_, chunk_size) = self.select(|| {
-            Ok(match self.config.minimum() {
-                Minimum::Auto => DEFAULT_CHUNK_TOKENS,
-                Minimum::Tokens(tokens) => tokens as u32, // `ChunkSizeConfig` keeps it within 2^24
-            })
+            Ok(
+                match (
+                    self.agreed_size(1, &GroupSpans::default())?,
+                    self.config.minimum(),
+                ) {
+                    (Some(agreed), _) => agreed,
+                    (None, Minimum::Auto) => DEFAULT_CHUNK_TOKENS,
+                    (None, Minimum::Tokens(tokens)) => tokens as u32, // `ChunkSizeConfig` keeps it within 2^24
+                },
+            )
         })?;
         self.complete(chunk_size)?;
         Ok(chunk_size)
@@ -192,12 +225,7 @@ impl<W: WordCell> Binding<W> {
     /// [`BindError::RecoveredConflict`] when the configuration excludes it: another fixed size, or a minimum
     /// above it. [`BindError::RecoveredTooLate`] when a client was faster.
     pub fn adopt_recovered(&self, recovered: u64) -> Result<u32, BindError> {
-        let conflict = match (self.config.minimum(), self.config.policy()) {
-            (Minimum::Tokens(tokens), Policy::Fixed) => tokens != recovered,
-            (Minimum::Tokens(tokens), Policy::Negotiate) => recovered < tokens,
-            (Minimum::Auto, _) => false,
-        };
-        if conflict {
+        if !self.config.admits(recovered) {
             return Err(BindError::RecoveredConflict {
                 recovered,
                 configured: self.config.to_string(),
@@ -244,6 +272,38 @@ impl<W: WordCell> Binding<W> {
             chunk_size,
             spans: GroupSpans(wrong),
         })
+    }
+
+    /// The size that others have recorded, if it suits this server and a model of this alignment.
+    fn agreed_size(&self, alignment: u64, spans: &GroupSpans) -> Result<Option<u32>, BindError> {
+        let Some(record) = &self.agreed else {
+            return Ok(None);
+        };
+        let place = record.place();
+        let recorded = record.recorded().map_err(|reason| BindError::AgreedUnreadable {
+            place: place.clone(),
+            reason,
+        })?;
+        let Some(agreed) = recorded else {
+            return Ok(None);
+        };
+        if !self.config.admits(agreed.into()) {
+            return Err(BindError::AgreedConfig {
+                place,
+                agreed,
+                alignment,
+                configured: self.config.to_string(),
+            });
+        }
+        if !u64::from(agreed).is_multiple_of(alignment) {
+            return Err(BindError::AgreedAlignment {
+                place,
+                agreed,
+                alignment,
+                spans: spans.clone(),
+            });
+        }
+        Ok(Some(agreed))
     }
 
     /// Leaves `Unbound` with the size that `choose` gives, or reports the size that somebody else chose.

@@ -84,6 +84,15 @@ impl ChunkSizeConfig {
         self.policy
     }
 
+    /// Whether a size that somebody else decided on may be taken over.
+    pub fn admits(&self, tokens: u64) -> bool {
+        match (self.minimum, self.policy) {
+            (Minimum::Tokens(minimum), Policy::Fixed) => tokens == minimum,
+            (Minimum::Tokens(minimum), Policy::Negotiate) => tokens >= minimum,
+            (Minimum::Auto, _) => true,
+        }
+    }
+
     /// The minimum in tokens for a client with this preferred base (0: none).
     ///
     /// # Errors

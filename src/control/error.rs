@@ -98,8 +98,8 @@ pub enum BindError {
     /// Another client came first, with a size that does not suit this model.
     #[error(
         "this server is {} to chunks of {chunk_size} tokens, which is not a multiple of the {alignment} \
-         tokens this model needs ({spans}); use another server for this model, or restart this one and \
-         let this model negotiate first or with a --chunk-size that is a multiple of both", state.name()
+         tokens this model needs ({spans}); use another server for this model, or restart this one with \
+         --chunk-scope model, or with a --chunk-size that is a multiple of both", state.name()
     )]
     Incompatible {
         /// Whether the size is selected or bound.
@@ -144,6 +144,55 @@ pub enum BindError {
         name: String,
         /// The bound size.
         chunk_size: u32,
+    },
+    /// More binding domains than the control region has words for.
+    #[error(
+        "this server has chunk sizes for {known} binding domains and takes no more than {limit} in its life; use \
+         another server for this model, or restart this one to forget those no longer used"
+    )]
+    TooManyDomains {
+        /// The number of domains.
+        known: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The record of the agreed size cannot be used.
+    #[error("{place}: {reason}; no chunk size can be agreed on until that is mended")]
+    AgreedUnreadable {
+        /// Where the record is.
+        place: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Other servers have agreed on a size that the model cannot use.
+    #[error(
+        "the servers of {place} have agreed on chunks of {agreed} tokens, which is not a multiple of the {alignment} \
+         tokens this model needs ({spans}); use a server outside of that fleet for this model"
+    )]
+    AgreedAlignment {
+        /// Where the record is.
+        place: String,
+        /// The recorded size.
+        agreed: u32,
+        /// The alignment the model needs.
+        alignment: u64,
+        /// The client's groups.
+        spans: GroupSpans,
+    },
+    /// Other servers have agreed on a size that this one's configuration excludes.
+    #[error(
+        "the servers of {place} have agreed on chunks of {agreed} tokens, but this server's --chunk-size is \
+         {configured}; restart it with the settings of the others"
+    )]
+    AgreedConfig {
+        /// Where the record is.
+        place: String,
+        /// The recorded size.
+        agreed: u32,
+        /// The alignment the model needs.
+        alignment: u64,
+        /// The configuration.
+        configured: String,
     },
     /// A recovered pool was written with a size that the configuration excludes.
     #[error(

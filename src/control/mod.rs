@@ -2,12 +2,14 @@
 //!
 //! May import `geometry`, `sync`, `shm`. No unsafe code.
 //!
-//! One chunk size holds for one life of the server, for all its clients. It is not known at start: the
-//! first client that negotiates decides it together with the configured minimum. The decision is one word
-//! ([`word`]) in the control region ([`region`]), moved by the state machine in [`binding`].
+//! One chunk size holds for one life of the server, for all its clients or for all those of one binding domain
+//! ([`domains`]). It is not known at start: the first client that negotiates decides it together with the
+//! configured minimum. The decision is one word ([`word`]) in the control region ([`region`]), moved by the
+//! state machine in [`binding`].
 
 pub mod binding;
 pub mod config;
+pub mod domains;
 mod error;
 mod fields;
 #[cfg(all(test, loom))]
@@ -16,8 +18,9 @@ pub mod region;
 mod request;
 pub mod word;
 
-pub use binding::{Binding, BindingListener, WordCell};
+pub use binding::{AgreedSize, Binding, BindingListener, WordCell};
 pub use config::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
+pub use domains::{DomainBindings, DomainId, MAX_BINDING_DOMAINS};
 pub use error::{BindError, GroupSpan, GroupSpans};
 pub use fields::{Counter, Health};
 pub use region::{BootInfo, ChunkSizeCell, ControlError, ControlRegion, ControlView};

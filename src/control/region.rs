@@ -16,11 +16,13 @@
 //! | 128 | chunk-size word, see [`super::word`] |
 //! | 192 | health, see [`Health`] |
 //! | 256.. | counters, see [`Counter`] |
+//! | 1024.. | per binding domain 32 bytes: first half of its id, its chunk-size word, 8 reserved |
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::binding::WordCell;
+use super::domains::{DomainId, MAX_BINDING_DOMAINS};
 use super::fields::{Counter, Health};
 use super::word::{ChunkWord, WordError};
 use crate::shm::process::{monotonic_ms, random_id};
@@ -44,13 +46,31 @@ const AT_HEARTBEAT: usize = 64;
 const AT_CHUNK_SIZE: usize = 128;
 const AT_HEALTH: usize = 192;
 const AT_COUNTERS: usize = 256;
+const AT_DOMAINS: usize = 1024;
+/// First half of the domain's id, word, reserved.
+const DOMAIN_BYTES: usize = 32;
 
-// `word_at` relies on both for every offset above.
-const _: () = assert!(AT_COUNTERS + 8 * Counter::ALL.len() <= CONTROL_BYTES);
-const _: () = assert!(AT_COUNTERS.is_multiple_of(8));
+// `word_at` relies on these for every offset above.
+const _: () = assert!(AT_COUNTERS + 8 * Counter::ALL.len() <= AT_DOMAINS);
+const _: () = assert!(AT_DOMAINS + DOMAIN_BYTES * MAX_BINDING_DOMAINS <= CONTROL_BYTES);
+const _: () = assert!(AT_COUNTERS.is_multiple_of(8) && AT_DOMAINS.is_multiple_of(8));
 
 const fn counter_offset(counter: Counter) -> usize {
     AT_COUNTERS + 8 * counter as usize
+}
+
+const fn domain_offset(entry: usize) -> usize {
+    assert!(entry < MAX_BINDING_DOMAINS);
+    AT_DOMAINS + DOMAIN_BYTES * entry
+}
+
+const fn domain_word_offset(entry: usize) -> usize {
+    domain_offset(entry) + 16
+}
+
+/// The half of a domain's id that the table holds.
+fn id_words(id: &DomainId) -> [u64; 2] {
+    [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|i| id[at + i])))
 }
 
 /// A control region that cannot be made or trusted.
@@ -171,7 +191,30 @@ impl ControlRegion {
 
     /// The chunk-size word, for the one [`super::Binding`] that may write it.
     pub fn chunk_size_cell(self: &Arc<Self>) -> ChunkSizeCell {
-        ChunkSizeCell(Arc::clone(self))
+        ChunkSizeCell {
+            region: Arc::clone(self),
+            offset: AT_CHUNK_SIZE,
+        }
+    }
+
+    /// The word of an entry of the domain table, for the one [`super::Binding`] that may write it.
+    ///
+    /// # Panics
+    /// For an entry from [`MAX_BINDING_DOMAINS`] on.
+    pub fn domain_cell(self: &Arc<Self>, entry: usize) -> ChunkSizeCell {
+        ChunkSizeCell {
+            region: Arc::clone(self),
+            offset: domain_word_offset(entry),
+        }
+    }
+
+    /// Says whose word an entry of the domain table holds; only while that is unbound.
+    pub(super) fn name_domain(&self, entry: usize, id: Option<&DomainId>) {
+        let words = id.map_or([0; 2], id_words);
+        for (i, word) in words.into_iter().enumerate() {
+            self.word_at(domain_offset(entry) + 8 * i)
+                .store(word, Ordering::Relaxed);
+        }
     }
 
     /// Says that the server is alive: stores the monotonic clock.
@@ -204,23 +247,31 @@ impl AsFd for ControlRegion {
     }
 }
 
-/// The chunk-size word inside a [`ControlRegion`], which it keeps alive.
+/// A chunk-size word inside a [`ControlRegion`], which it keeps alive.
 #[derive(Debug)]
-pub struct ChunkSizeCell(Arc<ControlRegion>);
+pub struct ChunkSizeCell {
+    region: Arc<ControlRegion>,
+    offset: usize,
+}
+
+impl ChunkSizeCell {
+    fn word(&self) -> &AtomicU64 {
+        self.region.word_at(self.offset)
+    }
+}
 
 impl WordCell for ChunkSizeCell {
     fn load(&self) -> u64 {
-        self.0.word_at(AT_CHUNK_SIZE).load(Ordering::Acquire)
+        self.word().load(Ordering::Acquire)
     }
 
     fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
-        self.0
-            .word_at(AT_CHUNK_SIZE)
+        self.word()
             .compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
     }
 
     fn store(&self, word: u64) {
-        self.0.word_at(AT_CHUNK_SIZE).store(word, Ordering::Release);
+        self.word().store(word, Ordering::Release);
     }
 }
 
@@ -277,6 +328,36 @@ impl ControlView {
     /// [`WordError`] for a pattern that no server writes.
     pub fn chunk_word(&self) -> Result<ChunkWord, WordError> {
         ChunkWord::decode(self.word_at(AT_CHUNK_SIZE))
+    }
+
+    /// Every binding domain that has a size, by the first half of its id. Empty on a server with one size.
+    ///
+    /// # Errors
+    /// [`WordError`] for a pattern that no server writes.
+    pub fn domain_words(&self) -> Result<Vec<([u8; 16], ChunkWord)>, WordError> {
+        let mut found = Vec::new();
+        for entry in 0..MAX_BINDING_DOMAINS {
+            // Before the id, which is written before it.
+            let word = ChunkWord::decode(self.word_at(domain_word_offset(entry)))?;
+            if word == ChunkWord::Unbound {
+                continue;
+            }
+            let mut half = [0; 16];
+            half[..8].copy_from_slice(&self.word_at(domain_offset(entry)).to_le_bytes());
+            half[8..].copy_from_slice(&self.word_at(domain_offset(entry) + 8).to_le_bytes());
+            found.push((half, word));
+        }
+        Ok(found)
+    }
+
+    /// The word of a binding domain: unbound when the server does not know it.
+    ///
+    /// # Errors
+    /// [`WordError`] for a pattern that no server writes.
+    pub fn domain_word(&self, id: &DomainId) -> Result<ChunkWord, WordError> {
+        let words = self.domain_words()?;
+        let found = words.into_iter().find(|(half, _)| id.starts_with(half));
+        Ok(found.map_or(ChunkWord::Unbound, |(_, word)| word))
     }
 
     /// The monotonic clock in milliseconds at the server's last sign of life.

@@ -30,6 +30,19 @@ impl Answer for BindError {
             Self::TooManyGroups { given, limit } => {
                 (ErrorCode::LimitExceeded, vec![*given as u64, *limit as u64])
             }
+            Self::TooManyDomains { known, limit } => {
+                (ErrorCode::LimitExceeded, vec![*known as u64 + 1, *limit as u64])
+            }
+            Self::AgreedUnreadable { .. } => (ErrorCode::BindingListenerFailed, vec![0]),
+            Self::AgreedAlignment {
+                agreed, alignment, ..
+            }
+            | Self::AgreedConfig {
+                agreed, alignment, ..
+            } => (
+                ErrorCode::IncompatibleChunkSize,
+                vec![u64::from(*agreed), *alignment],
+            ),
             Self::AlignmentMismatch { sent, computed, .. } => {
                 (ErrorCode::InvalidAlignment, vec![*sent, *computed])
             }

@@ -180,6 +180,17 @@ impl From<ChunkSizePolicy> for Policy {
     }
 }
 
+/// `--chunk-scope`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ChunkScope {
+    /// One chunk size for everybody.
+    #[default]
+    Server,
+    /// One per binding domain, so that models of different alignments share the server.
+    Model,
+}
+
 /// `--log-level`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -225,6 +236,12 @@ pub struct Settings {
     /// Whether the chunk grows to suit the first model [default: negotiate]
     #[arg(long, value_name = "POLICY", env = "KVASIR_CHUNK_SIZE_POLICY")]
     pub chunk_size_policy: Option<ChunkSizePolicy>,
+    /// Whether all models share one chunk size or each has its own [default: server]
+    #[arg(long, value_name = "SCOPE", env = "KVASIR_CHUNK_SCOPE")]
+    pub chunk_scope: Option<ChunkScope>,
+    /// File through which several servers agree on chunk sizes [default: none]
+    #[arg(long, value_name = "PATH", env = "KVASIR_FLEET_FILE")]
+    pub fleet_file: Option<PathBuf>,
     /// Engine processes at a time, at most 256 [default: 256]
     #[arg(long, value_name = "N", env = "KVASIR_MAX_CLIENTS")]
     pub max_clients: Option<u32>,
@@ -257,6 +274,8 @@ impl Settings {
             pool_size: self.pool_size.or(under.pool_size),
             chunk_size: self.chunk_size.or(under.chunk_size),
             chunk_size_policy: self.chunk_size_policy.or(under.chunk_size_policy),
+            chunk_scope: self.chunk_scope.or(under.chunk_scope),
+            fleet_file: self.fleet_file.or(under.fleet_file),
             max_clients: self.max_clients.or(under.max_clients),
             log_level: self.log_level.or(under.log_level),
         }
@@ -275,6 +294,11 @@ pub struct Config {
     pub chunk_size: ChunkSize,
     /// Whether the chunk grows.
     pub chunk_size_policy: ChunkSizePolicy,
+    /// Whether models share one chunk size.
+    pub chunk_scope: ChunkScope,
+    /// Where several servers agree.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fleet_file: Option<PathBuf>,
     /// Clients at a time that map the pool or hold pins.
     pub max_clients: u32,
     /// What is logged.
@@ -289,6 +313,8 @@ impl Config {
             pool_size: ByteSize(4 << 30),
             chunk_size: ChunkSize(Minimum::Tokens(u64::from(DEFAULT_CHUNK_TOKENS))),
             chunk_size_policy: ChunkSizePolicy::Negotiate,
+            chunk_scope: ChunkScope::Server,
+            fleet_file: None,
             max_clients: crate::cache::SLABS as u32,
             log_level: LogLevel::Info,
         }
@@ -307,6 +333,8 @@ impl Config {
             pool_size,
             chunk_size,
             chunk_size_policy,
+            chunk_scope,
+            fleet_file,
             max_clients,
             log_level,
         } = settings;
@@ -315,6 +343,8 @@ impl Config {
             pool_size: pool_size.unwrap_or(default.pool_size),
             chunk_size: chunk_size.unwrap_or(default.chunk_size),
             chunk_size_policy: chunk_size_policy.unwrap_or(default.chunk_size_policy),
+            chunk_scope: chunk_scope.unwrap_or(default.chunk_scope),
+            fleet_file,
             max_clients: max_clients.unwrap_or(default.max_clients),
             log_level: log_level.unwrap_or(default.log_level),
             socket: default.socket,
@@ -406,7 +436,7 @@ mod tests {
     #[test]
     fn a_file_can_hold_every_setting_and_the_effective_one_reads_back() {
         let text = "socket = \"/run/k.sock\"\npool-size = \"1GiB\"\nchunk-size = \"auto\"\n\
-                    chunk-size-policy = \"negotiate\"\nmax-clients = 8\nlog-level = \"debug\"\n";
+                    chunk-size-policy = \"negotiate\"\nchunk-scope = \"model\"\nfleet-file = \"/run/fleet\"\nmax-clients = 8\nlog-level = \"debug\"\n";
         let settings = file(text).unwrap();
         let config = resolve(settings.clone()).unwrap();
         assert_eq!(config.to_toml(), text);
@@ -424,6 +454,7 @@ mod tests {
             ("poolsize = 1", "poolsize"),
             ("[server]\nsocket = 'x'", "server"),
             ("chunk-size-policy = 'grow'", "grow"),
+            ("chunk-scope = 'engine'", "engine"),
             ("pool-size = '4GB'", "4GB"),
             ("chunk-size = -1", "chunk-size"),
         ] {

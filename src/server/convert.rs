@@ -84,7 +84,11 @@ pub(super) fn store_items(items: &[wire::StoreItem]) -> Vec<cache::StoreItem> {
     items.iter().map(item).collect()
 }
 
-pub(super) fn registration(request: &wire::RegisterKvCache, domain_seed: ChunkKey) -> cache::Registration {
+pub(super) fn registration(
+    request: &wire::RegisterKvCache,
+    domain_seed: ChunkKey,
+    chunk_size: u32,
+) -> cache::Registration {
     let group = |group: &wire::ObjectGroup| cache::GroupRegistration {
         group: group.group,
         kind: match group.kind {
@@ -106,6 +110,7 @@ pub(super) fn registration(request: &wire::RegisterKvCache, domain_seed: ChunkKe
         rank: request.rank,
         world_size: request.world_size,
         required_alignment: request.required_alignment,
+        chunk_size,
         groups: request.groups.iter().map(group).collect(),
         payload_path: payload_path(request.payload_path),
         stores: request.stores,

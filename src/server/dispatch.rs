@@ -10,8 +10,8 @@ use super::convert;
 use super::state::Server;
 use super::status::{self, SessionInfo};
 use crate::cache::{ClientId, ClientInfo, CommitRequest, Core, LookupRequest};
-use crate::control::NegotiateRequest;
 use crate::control::region::CONTROL_BYTES;
+use crate::control::{DomainId, NegotiateRequest};
 use crate::geometry::chunk;
 use crate::keys::DomainFields;
 use crate::pool::FRAME_BYTES;
@@ -28,6 +28,8 @@ pub(super) struct Session {
     number: u64,
     hello: Hello,
     client: Option<ClientId>,
+    /// Of the last successful negotiation.
+    binding_domain: Option<DomainId>,
 }
 
 impl Drop for Session {
@@ -83,6 +85,7 @@ pub(super) fn open(server: &Rc<Server>, hello: Hello, cred: PeerCred) -> Result<
         number,
         hello,
         client,
+        binding_domain: None,
     };
     Ok(Opened { session, reply, fds })
 }
@@ -163,9 +166,9 @@ fn handle(server: &Server, session: &mut Session, request: Request) -> Result<Re
             "a connection says hello once; open another connection",
             [],
         )),
-        Request::Negotiate(request) => negotiate(server, request),
+        Request::Negotiate(request) => negotiate(server, session, &request),
         Request::GetChunkSize => {
-            let chunk_size = server.binding.get_chunk_size().map_err(|e| e.to_wire())?;
+            let chunk_size = server.bindings.get_chunk_size(session.binding_domain.as_ref())?;
             Ok(Reply::Negotiate(NegotiateReply {
                 chunk_size: u64::from(chunk_size),
                 warnings: Vec::new(),
@@ -183,7 +186,7 @@ fn handle(server: &Server, session: &mut Session, request: Request) -> Result<Re
             core.end_session(client, label)
         })),
         Request::Grant { bytes } => {
-            require_bound(server)?;
+            require_bound(server, session)?;
             let extents = with_client(server, session, |core, client| core.grant(client, bytes))?;
             Ok(Reply::Grant {
                 extents: convert::extents_to_wire(&extents),
@@ -247,20 +250,22 @@ fn with_client<T>(
     call(&mut core, client).map_err(|e| e.to_wire())
 }
 
-fn require_bound(server: &Server) -> Result<u32, WireError> {
-    server.binding.require_bound().map_err(|e| e.to_wire())
+fn require_bound(server: &Server, session: &Session) -> Result<u32, WireError> {
+    server.bindings.require_bound(session.binding_domain.as_ref())
 }
 
-fn negotiate(server: &Server, request: Negotiate) -> Result<Reply, WireError> {
-    let negotiated = server
-        .binding
-        .negotiate(NegotiateRequest {
+fn negotiate(server: &Server, session: &mut Session, request: &Negotiate) -> Result<Reply, WireError> {
+    let domain = request.binding_domain;
+    let negotiated = server.bindings.negotiate(
+        domain.as_ref(),
+        NegotiateRequest {
             required_alignment: request.required_alignment,
             preferred_base: request.preferred_base,
             previous_size: request.previous_size,
             spans: convert::spans(&request.spans),
-        })
-        .map_err(|e| e.to_wire())?;
+        },
+    )?;
+    session.binding_domain = domain;
     Ok(Reply::Negotiate(NegotiateReply {
         chunk_size: u64::from(negotiated.chunk_size),
         warnings: negotiated.warnings.iter().map(ToString::to_string).collect(),
@@ -269,7 +274,7 @@ fn negotiate(server: &Server, request: Negotiate) -> Result<Reply, WireError> {
 
 fn register(server: &Server, session: &mut Session, request: &RegisterKvCache) -> Result<Reply, WireError> {
     let spans = convert::spans(&request.spans);
-    let chunk_size = server.binding.recheck(&spans).map_err(|e| e.to_wire())?;
+    let chunk_size = server.bindings.recheck(session.binding_domain.as_ref(), &spans)?;
     check_alignment(request, chunk_size)?;
     if request.payload_path == PayloadPath::ShmDirect && !session.hello.wants_pool {
         return Err(WireError::new(
@@ -290,7 +295,7 @@ fn register(server: &Server, session: &mut Session, request: &RegisterKvCache) -
     let domain_seed = fields
         .domain_seed()
         .map_err(|error| WireError::new(ErrorCode::InvalidArgument, error, []))?;
-    let registration = convert::registration(request, domain_seed);
+    let registration = convert::registration(request, domain_seed, chunk_size);
     with_client(server, session, |core, client| {
         core.register(client, &registration)
     })?;
@@ -332,7 +337,7 @@ fn check_alignment(request: &RegisterKvCache, chunk_size: u32) -> Result<(), Wir
 }
 
 fn lookup(server: &Server, session: &mut Session, request: &Lookup) -> Result<Reply, WireError> {
-    require_bound(server)?;
+    require_bound(server, session)?;
     let tails = convert::tails(&request.tails);
     let request = LookupRequest {
         domain_seed: request.domain_seed,
@@ -348,7 +353,7 @@ fn lookup(server: &Server, session: &mut Session, request: &Lookup) -> Result<Re
 }
 
 fn retrieve(server: &Server, session: &mut Session, request: &Retrieve) -> Result<Reply, WireError> {
-    require_bound(server)?;
+    require_bound(server, session)?;
     let ids = convert::object_ids(&request.ids);
     let (seed, label, part) = (request.domain_seed, request.session, request.part);
     let places = with_client(server, session, |core, client| {
@@ -358,7 +363,7 @@ fn retrieve(server: &Server, session: &mut Session, request: &Retrieve) -> Resul
 }
 
 fn commit(server: &Server, session: &mut Session, request: &Commit) -> Result<Reply, WireError> {
-    require_bound(server)?;
+    require_bound(server, session)?;
     let items = convert::store_items(&request.items);
     let (extents, supersedes) = (
         convert::extents(&request.extents),

@@ -8,10 +8,12 @@
 
 mod accept;
 mod answer;
+mod bindings;
 pub mod config;
 mod connection;
 mod convert;
 mod dispatch;
+mod fleet;
 pub mod listen;
 mod liveness;
 mod outbox;
@@ -20,6 +22,7 @@ mod state;
 mod status;
 
 pub use config::{Config, Settings, SettingsError};
+pub use fleet::FleetError;
 pub use listen::ListenError;
 pub use run::run;
 
@@ -36,6 +39,9 @@ pub enum ServerError {
     /// The socket path cannot be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The fleet's record cannot be used.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
     /// The cache could not be made.
     #[error("{0}")]
     Core(#[from] CoreError),

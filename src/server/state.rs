@@ -11,11 +11,12 @@ use std::time::Instant;
 
 use tokio::sync::{Notify, watch};
 
+use super::bindings::Bindings;
 use super::config::Config;
 use super::status::SessionInfo;
 use super::{ServerError, liveness};
 use crate::cache::{ClientId, Core, CoreConfig};
-use crate::control::{Binding, BindingListener, BootInfo, ChunkSizeCell, ControlRegion, Counter, Health};
+use crate::control::{BootInfo, ControlRegion, Counter, Health};
 use crate::shm::process::random_id;
 use crate::sync::shared::Ordering;
 use crate::wire::Encoder;
@@ -29,7 +30,7 @@ pub(super) struct Server {
     pub(super) started: Instant,
     pub(super) pool_id: [u8; 16],
     pub(super) control: Arc<ControlRegion>,
-    pub(super) binding: Binding<ChunkSizeCell>,
+    pub(super) bindings: Bindings,
     core: Arc<Mutex<Core>>,
     encoder: RefCell<Encoder>,
     /// Connections that have said hello, by a number of their own.
@@ -48,31 +49,15 @@ pub(super) struct Server {
     draining: watch::Sender<bool>,
 }
 
-/// Takes the chunk size over into the core.
-struct CoreListener(Arc<Mutex<Core>>);
-
-impl BindingListener for CoreListener {
-    fn name(&self) -> &str {
-        "cache"
-    }
-
-    fn on_bound(&self, chunk_size: u32) -> Result<(), String> {
-        lock(&self.0)
-            .set_chunk_size(chunk_size)
-            .map_err(|error| error.to_string())
-    }
-}
-
 /// Every method of the core leaves it consistent or says that it is not, so a panic elsewhere while the lock was held
 /// is no reason to stop.
-fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
+pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
     core.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Server {
     /// Makes all regions; touches no page of the pool.
     pub(super) fn new(config: Config, started: Instant) -> Result<Rc<Self>, ServerError> {
-        let chunk_size = config.chunk_size_config().map_err(super::SettingsError::from)?;
         let pool_id = random_id()?;
         // A pool in anonymous memory lives as long as its server, so this is always its first boot.
         let boot = BootInfo::fresh(1)?;
@@ -85,14 +70,13 @@ impl Server {
         })?;
         let core = Arc::new(Mutex::new(core));
         let control = Arc::new(ControlRegion::create(boot)?);
-        let binding = Binding::new(control.chunk_size_cell(), chunk_size);
-        binding.register(Arc::new(CoreListener(Arc::clone(&core))))?;
+        let bindings = Bindings::new(&config, &control, &core)?;
         let server = Self {
             config,
             started,
             pool_id,
             control,
-            binding,
+            bindings,
             core,
             encoder: RefCell::default(),
             sessions: RefCell::default(),

@@ -3,14 +3,14 @@
 //! May import everything up to `cache`. No unsafe code.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::config::{ChunkSize, ChunkSizePolicy};
+use super::config::{ChunkScope, ChunkSize, ChunkSizePolicy};
+use super::fleet::hex;
 use super::state::Server;
 use crate::cache::{ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, PayloadPath};
-use crate::control::{ChunkWord, Health, Minimum};
+use crate::control::{Health, Minimum};
 use crate::pool::FRAME_BYTES;
 use crate::shm::fdpass::PeerCred;
 use crate::wire::{Hello, PeerKind, RegisterKvCache};
@@ -100,20 +100,21 @@ pub(super) fn document(server: &Server, asking: u64) -> Value {
 }
 
 fn binding(server: &Server) -> Value {
-    let word = server.binding.word().unwrap_or(ChunkWord::Unbound);
+    let mut row = server.bindings.status();
     let ChunkSize(minimum) = server.config.chunk_size;
-    json!({
-        "state": word.state().name(),
-        "chunk_size": word.size(),
-        "minimum": match minimum {
-            Minimum::Auto => json!("auto"),
-            Minimum::Tokens(tokens) => json!(tokens),
-        },
-        "policy": match server.config.chunk_size_policy {
-            ChunkSizePolicy::Negotiate => "negotiate",
-            ChunkSizePolicy::Fixed => "fixed",
-        },
-    })
+    row["minimum"] = match minimum {
+        Minimum::Auto => json!("auto"),
+        Minimum::Tokens(tokens) => json!(tokens),
+    };
+    row["policy"] = json!(match server.config.chunk_size_policy {
+        ChunkSizePolicy::Negotiate => "negotiate",
+        ChunkSizePolicy::Fixed => "fixed",
+    });
+    row["scope"] = json!(match server.config.chunk_scope {
+        ChunkScope::Server => "server",
+        ChunkScope::Model => "model",
+    });
+    row
 }
 
 fn counters(status: &CoreStatus) -> Value {
@@ -227,13 +228,4 @@ fn payload_path(path: PayloadPath) -> &'static str {
         PayloadPath::Cuda => "cuda",
         PayloadPath::ShmRing => "shm-ring",
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
 }

@@ -158,11 +158,13 @@ fn hello_body(b: &mut Builder, hello: &Hello) -> WIPOffset<UnionWIPOffset> {
 }
 
 fn negotiate_body(b: &mut Builder, negotiate: &Negotiate) -> WIPOffset<UnionWIPOffset> {
+    let binding_domain = negotiate.binding_domain.map(|domain| b.create_vector(&domain));
     let args = fb::NegotiateArgs {
         required_alignment: negotiate.required_alignment,
         spans: Some(span_vector(b, &negotiate.spans)),
         preferred_base: negotiate.preferred_base,
         previous_size: negotiate.previous_size,
+        binding_domain,
     };
     fb::Negotiate::create(b, &args).as_union_value()
 }

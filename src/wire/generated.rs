@@ -3261,6 +3261,7 @@ pub mod kvasir {
             pub const VT_SPANS: ::flatbuffers::VOffsetT = 6;
             pub const VT_PREFERRED_BASE: ::flatbuffers::VOffsetT = 8;
             pub const VT_PREVIOUS_SIZE: ::flatbuffers::VOffsetT = 10;
+            pub const VT_BINDING_DOMAIN: ::flatbuffers::VOffsetT = 12;
 
             #[inline]
             pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -3275,6 +3276,9 @@ pub mod kvasir {
                 builder.add_previous_size(args.previous_size);
                 builder.add_preferred_base(args.preferred_base);
                 builder.add_required_alignment(args.required_alignment);
+                if let Some(x) = args.binding_domain {
+                    builder.add_binding_domain(x);
+                }
                 if let Some(x) = args.spans {
                     builder.add_spans(x);
                 }
@@ -3327,6 +3331,20 @@ pub mod kvasir {
                         .unwrap()
                 }
             }
+            /// What shares a chunk size under `--chunk-scope model`: 32 bytes (docs/protocol.md, "Binding domains"), or absent.
+            #[inline]
+            pub fn binding_domain(&self) -> Option<::flatbuffers::Vector<'a, u8>> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, u8>>>(
+                            Negotiate::VT_BINDING_DOMAIN,
+                            None,
+                        )
+                }
+            }
         }
 
         impl ::flatbuffers::Verifiable for Negotiate<'_> {
@@ -3344,6 +3362,11 @@ pub mod kvasir {
                     )?
                     .visit_field::<u64>("preferred_base", Self::VT_PREFERRED_BASE, false)?
                     .visit_field::<u64>("previous_size", Self::VT_PREVIOUS_SIZE, false)?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, u8>>>(
+                        "binding_domain",
+                        Self::VT_BINDING_DOMAIN,
+                        false,
+                    )?
                     .finish();
                 Ok(())
             }
@@ -3353,6 +3376,7 @@ pub mod kvasir {
             pub spans: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, GroupSpan>>>,
             pub preferred_base: u64,
             pub previous_size: u64,
+            pub binding_domain: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, u8>>>,
         }
         impl<'a> Default for NegotiateArgs<'a> {
             #[inline]
@@ -3362,6 +3386,7 @@ pub mod kvasir {
                     spans: None,
                     preferred_base: 0,
                     previous_size: 0,
+                    binding_domain: None,
                 }
             }
         }
@@ -3395,6 +3420,16 @@ pub mod kvasir {
                     .push_slot::<u64>(Negotiate::VT_PREVIOUS_SIZE, previous_size, 0);
             }
             #[inline]
+            pub fn add_binding_domain(
+                &mut self,
+                binding_domain: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b, u8>>,
+            ) {
+                self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(
+                    Negotiate::VT_BINDING_DOMAIN,
+                    binding_domain,
+                );
+            }
+            #[inline]
             pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> NegotiateBuilder<'a, 'b, A> {
                 let start = _fbb.start_table();
                 NegotiateBuilder {
@@ -3416,6 +3451,7 @@ pub mod kvasir {
                 ds.field("spans", &self.spans());
                 ds.field("preferred_base", &self.preferred_base());
                 ds.field("previous_size", &self.previous_size());
+                ds.field("binding_domain", &self.binding_domain());
                 ds.finish()
             }
         }

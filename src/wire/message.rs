@@ -273,6 +273,9 @@ pub struct Negotiate {
     pub preferred_base: u64,
     /// The size an earlier life of the server gave. 0: none.
     pub previous_size: u64,
+    /// What shares a chunk size with this model on a server with one size per binding domain; other servers
+    /// ignore it.
+    pub binding_domain: Option<[u8; 32]>,
 }
 
 /// The chunk size in force.

@@ -232,6 +232,7 @@ impl Shape {
             spans: self.spans(),
             preferred_base: 0,
             previous_size: 0,
+            binding_domain: None,
         }
     }
 

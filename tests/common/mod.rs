@@ -395,6 +395,7 @@ pub fn negotiate(alignment: u64) -> Request {
         }],
         preferred_base: 0,
         previous_size: 0,
+        binding_domain: None,
     })
 }
 

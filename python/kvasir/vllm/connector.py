@@ -137,7 +137,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
     def _negotiate(self, block_size: int | None) -> None:
         spans = [(group, span) for group, span in self._geometry.spans if span]
         try:
-            chunk_size = self._client.negotiate(self._geometry.alignment, spans, self._settings.preferred_base)
+            chunk_size = self._client.negotiate(
+                self._geometry.alignment,
+                spans,
+                self._settings.preferred_base,
+                binding_domain=self._binding_domain(),
+            )
         except KvasirError as error:
             if error.kind == "Unavailable":
                 self._notes.warn("away", f"{error}; the engine starts without it and uses it as soon as it answers")
@@ -146,6 +151,14 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         self._geometry.check_chunk(chunk_size, block_size)
         for number, text in enumerate(self._client.warnings()):
             self._notes.warn(f"chunk {number}", text)
+
+    def _binding_domain(self) -> bytes | None:
+        try:
+            weights = identity.weights_id(self._vllm_config, self._settings.weights_id)
+        except OSError:
+            # Registration will say so. A server with one size for all models does not ask.
+            return None
+        return identity.binding_domain(self._vllm_config, weights, (span for _, span in self._geometry.spans))
 
     def _serves_loads(self) -> bool:
         policy = self._kv_transfer_config.kv_load_failure_policy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from kvasir import weights_identity
@@ -54,6 +55,25 @@ def weights_id(vllm_config: Any, chosen: str | None) -> bytes:
     raise FileNotFoundError(
         f"{model_config.model} is neither a directory nor a hub model of a known commit: set \"kvasir.weights_id\""
     )
+
+
+def binding_domain(vllm_config: Any, weights: bytes, spans: Iterable[int]) -> bytes:
+    """What shares a chunk size on a server that keeps one per model: 32 bytes.
+
+    All roles of an engine arrive at the same bytes. The layout fingerprint is left out: only workers know it, and only
+    once the size is agreed on.
+    """
+    fields = [
+        model_name(vllm_config.model_config).encode(),
+        weights,
+        kv_dtype(vllm_config).encode(),
+        ",".join(str(span) for span in sorted({span for span in spans if span})).encode(),
+        parallel_shape(vllm_config.parallel_config).encode(),
+    ]
+    digest = hashlib.sha256(b"kvasir.binding.1")
+    for field in fields:
+        digest.update(len(field).to_bytes(8, "little") + field)
+    return digest.digest()
 
 
 def parallel_shape(parallel_config: Any) -> str:

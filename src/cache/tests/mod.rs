@@ -127,6 +127,7 @@ impl Rig {
             rank,
             world_size: world,
             required_alignment: ALIGN,
+            chunk_size: CHUNK,
             groups: groups.to_vec(),
             payload_path: PayloadPath::ShmDirect,
             stores: true,

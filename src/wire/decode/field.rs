@@ -61,6 +61,20 @@ pub(super) fn bytes(field: &'static str, value: Option<Vector<'_, u8>>) -> Decod
     Ok(value.to_vec())
 }
 
+/// Thirty-two bytes, or nothing.
+pub(super) fn optional_id(field: &'static str, value: Option<Vector<'_, u8>>) -> Decoded<Option<[u8; 32]>> {
+    let value = value.map_or(&[][..], |v| v.bytes());
+    if value.is_empty() {
+        return Ok(None);
+    }
+    let wrong = DecodeError::WrongLength {
+        field,
+        found: value.len(),
+        expected: 32,
+    };
+    value.try_into().map(Some).map_err(|_| wrong)
+}
+
 fn within(field: &'static str, found: usize, max: usize) -> Decoded<()> {
     if found > max {
         return Err(DecodeError::TooLong { field, found, max });

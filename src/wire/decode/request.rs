@@ -1,8 +1,8 @@
 //! The messages of a client.
 
 use super::field::{
-    bytes, chunk_key, extents, flag, in_extents, key, known, limited, object_id, object_ids, require, spans,
-    tail_key, text,
+    bytes, chunk_key, extents, flag, in_extents, key, known, limited, object_id, object_ids, optional_id,
+    require, spans, tail_key, text,
 };
 use super::{Decoded, fb};
 use crate::wire::error::DecodeError;
@@ -81,6 +81,7 @@ fn negotiate(body: fb::Negotiate<'_>) -> Decoded<Negotiate> {
         spans: spans(body.spans())?,
         preferred_base: body.preferred_base(),
         previous_size: body.previous_size(),
+        binding_domain: optional_id("binding_domain", body.binding_domain())?,
     })
 }
 
