@@ -1,7 +1,7 @@
 use std::sync::Mutex as StdMutex;
 
 use super::*;
-use crate::control::Minimum;
+use crate::control::{Minimum, Policy};
 use crate::geometry::chunk::{self, ChunkError, Warning};
 
 fn binding(minimum: Minimum, policy: Policy) -> Binding<AtomicU64> {
@@ -629,4 +629,83 @@ fn threads_that_race_agree() {
             [format!("a:{bound}"), format!("b:{bound}")]
         );
     }
+}
+
+/// A record that a test writes.
+struct Record(StdMutex<Result<Option<u32>, String>>);
+
+impl AgreedSize for Record {
+    fn place(&self) -> String {
+        "the fleet".into()
+    }
+
+    fn recorded(&self) -> Result<Option<u32>, String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+fn recorded(binding: Binding<AtomicU64>, size: Result<Option<u32>, String>) -> Binding<AtomicU64> {
+    binding.with_agreed(Arc::new(Record(StdMutex::new(size))))
+}
+
+#[test]
+fn a_size_agreed_on_elsewhere_is_taken_or_nothing_is() {
+    // Above the minimum's own answer, and above what a returning client asks for.
+    let binding = recorded(minimum(256), Ok(Some(1088)));
+    let mut returning = request(&[544]);
+    returning.previous_size = 544;
+    assert_eq!(size(binding.negotiate(returning)), 1088);
+    assert_eq!(recorded(minimum(256), Ok(Some(512))).get_chunk_size(), Ok(512));
+    assert_eq!(
+        size(recorded(minimum(256), Ok(None)).negotiate(request(&[544]))),
+        544
+    );
+    let auto = self::binding(Minimum::Auto, Policy::Negotiate);
+    assert_eq!(size(recorded(auto, Ok(Some(64))).negotiate(request(&[16]))), 64);
+
+    let refuse = |binding: Binding<AtomicU64>, tokens: &[u64]| {
+        let error = binding.negotiate(request(tokens)).unwrap_err();
+        assert_eq!(binding.word(), Ok(ChunkWord::Unbound), "{error}");
+        assert!(error.to_string().contains("the fleet"), "{error}");
+        error
+    };
+    let error = refuse(recorded(minimum(256), Ok(Some(1088))), &[640]);
+    assert!(
+        matches!(
+            error,
+            BindError::AgreedAlignment {
+                agreed: 1088,
+                alignment: 640,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let fixed = self::binding(Minimum::Tokens(256), Policy::Fixed);
+    for binding in [
+        recorded(minimum(512), Ok(Some(256))),
+        recorded(fixed, Ok(Some(512))),
+    ] {
+        let error = refuse(binding, &[16]);
+        assert!(
+            matches!(error, BindError::AgreedConfig { alignment: 16, .. }),
+            "{error}"
+        );
+    }
+    let error = refuse(recorded(minimum(256), Err("it is torn".into())), &[16]);
+    assert!(error.to_string().contains("it is torn"), "{error}");
+}
+
+#[test]
+fn a_record_is_asked_only_until_a_size_is_selected() {
+    let fleet = Arc::new(Record(StdMutex::new(Ok(None))));
+    let binding = minimum(256).with_agreed(fleet.clone());
+    record(&binding, &[("fleet", 1)]);
+    assert!(matches!(
+        binding.negotiate(request(&[544])),
+        Err(BindError::ListenerFailed { chunk_size: 544, .. })
+    ));
+    // Somebody else was faster: the size stays what it is.
+    *fleet.0.lock().unwrap() = Ok(Some(288));
+    assert_eq!(size(binding.negotiate(request(&[544]))), 544);
 }

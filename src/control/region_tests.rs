@@ -36,6 +36,15 @@ fn the_bytes_are_as_documented() {
     for (i, counter) in Counter::ALL.into_iter().enumerate() {
         region.counter(counter).store(100 + i as u64, Ordering::Relaxed);
     }
+    let id: DomainId = std::array::from_fn(|i| 200 + i as u8);
+    for (entry, size) in [(0, 544), (63, 640)] {
+        region.name_domain(entry, Some(&id));
+        region
+            .domain_cell(entry)
+            .store(ChunkWord::Selected(size).encode());
+    }
+    region.name_domain(1, Some(&id));
+    region.name_domain(1, None);
     let mut bytes = [0u8; CONTROL_BYTES];
     region.map.read_bytes(0, &mut bytes).unwrap();
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
@@ -49,7 +58,19 @@ fn the_bytes_are_as_documented() {
     assert_eq!(word(192), 2);
     let counters: Vec<u64> = (256..352).step_by(8).map(word).collect();
     assert_eq!(counters, (100..112).collect::<Vec<u64>>());
-    let used = [0..56, 64..72, 128..136, 192..200, 256..352];
+    for at in [1024, 3040] {
+        assert_eq!(bytes[at..at + 16], id[..16]);
+    }
+    assert_eq!((word(1040), word(3056)), (1 << 62 | 544, 1 << 62 | 640));
+    let used = [
+        0..56,
+        64..72,
+        128..136,
+        192..200,
+        256..352,
+        1024..1048,
+        3040..3064,
+    ];
     let rest = (0..CONTROL_BYTES).filter(|at| !used.iter().any(|range| range.contains(at)));
     assert!(rest.into_iter().all(|at| bytes[at] == 0));
     let names: Vec<&str> = Counter::ALL.map(Counter::name).to_vec();

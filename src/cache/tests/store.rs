@@ -414,3 +414,63 @@ fn twenty_thousand_objects() {
     }
     rig.audit();
 }
+
+#[test]
+fn domains_of_several_sizes_share_a_pool() {
+    let mut core = Core::create(CoreConfig {
+        pool_bytes: 64 * FRAME_BYTES,
+        ..CoreConfig::default()
+    })
+    .unwrap();
+    core.add_chunk_size(CHUNK).unwrap();
+    core.add_chunk_size(CHUNK * 3).unwrap();
+    core.prefaulted(64 * FRAME_BYTES).unwrap();
+    core.prefault_ended();
+    let mut rig = Rig {
+        core,
+        seed: ChunkKey::from_bytes([9; 32]),
+    };
+    let peers = [rig.peer(1), rig.peer(2)];
+    let register = |rig: &mut Rig, peer: &Peer, seed: u8, chunk_size: u32| {
+        let registration = Registration {
+            domain_seed: ChunkKey::from_bytes([seed; 32]),
+            rank: 0,
+            world_size: 1,
+            required_alignment: ALIGN,
+            chunk_size,
+            groups: vec![group(0, ObjectKind::Full, 1, 0)],
+            payload_path: PayloadPath::ShmDirect,
+            stores: true,
+        };
+        rig.core.register(peer.id, &registration)
+    };
+    register(&mut rig, &peers[0], 9, CHUNK).unwrap();
+    register(&mut rig, &peers[1], 8, CHUNK * 3).unwrap();
+    let error = register(&mut rig, &peers[1], 7, CHUNK * 2).unwrap_err();
+    assert_eq!((error.code(), error.numbers()), (25, vec![u64::from(CHUNK) * 2]));
+    // A tail of one domain may be longer than a chunk of the other.
+    let tail = [Tail {
+        key: ChunkKey::from_bytes([1; 32]),
+        chunk: 0,
+        tokens: CHUNK * 2,
+    }];
+    let mut ask = |seed: u8| {
+        let request = LookupRequest {
+            domain_seed: ChunkKey::from_bytes([seed; 32]),
+            session: 1,
+            keys: &[],
+            tails: &tail,
+            max_tokens: u64::MAX,
+            local_tokens: 0,
+            pin: false,
+        };
+        rig.core
+            .lookup(peers[0].id, &request)
+            .map(|answer| answer.hit_tokens)
+    };
+    assert_eq!(ask(8).unwrap(), 0);
+    assert_eq!(ask(9).unwrap_err().code(), 24);
+    rig.put_chain(&peers[0], 1, 2);
+    assert_eq!(rig.resident(1, 2), [0, 1]);
+    assert_eq!(rig.core.set_chunk_size(CHUNK).unwrap_err().code(), 25);
+}
