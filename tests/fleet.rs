@@ -149,11 +149,39 @@ fn a_record_that_cannot_be_made_leaves_the_size_selected() {
     assert_eq!(record(&below.join("fleet")), 544);
 }
 
+/// A record that appears after the size was selected: both sizes and the file are named, and only a restart helps.
+#[test]
+fn a_server_that_was_too_slow_says_so_until_it_is_restarted() {
+    let (directory, _) = place();
+    let below = directory.path().join("below");
+    let fleet = below.join("fleet");
+    fs::create_dir(&below).unwrap();
+    let slow = server(&fleet, &[]);
+    fs::remove_dir(&below).unwrap();
+    slow.tool().refused(&negotiate(32));
+    fs::create_dir(&below).unwrap();
+    assert_eq!(size(&mut server(&fleet, &[]).tool(), 48), 288);
+    let mut client = slow.tool();
+    for _ in 0..2 {
+        let refusal = client.refused(&negotiate(32));
+        assert_eq!(
+            (refusal.code, refusal.numbers),
+            (ErrorCode::BindingListenerFailed, vec![256, 1])
+        );
+        for part in ["288", "256", fleet.to_str().unwrap()] {
+            assert!(refusal.message.contains(part), "{}", refusal.message);
+        }
+        assert_eq!(client.control().chunk_word(), Ok(ChunkWord::Selected(256)));
+    }
+    drop(slow);
+    assert_eq!(size(&mut server(&fleet, &[]).tool(), 32), 288);
+}
+
 /// Two servers, two first clients that suit no common size, at the same moment: one size, and the other side is told.
 #[test]
 fn racing_servers_never_bind_two_sizes() {
     const ROUNDS: usize = 60;
-    let mut wins = [0; 2];
+    let (mut wins, mut late) = ([0; 2], 0);
     for round in 0..ROUNDS {
         let (directory, fleet) = place();
         let servers = [server(&fleet, &[]), server(&fleet, &[])];
@@ -190,6 +218,7 @@ fn racing_servers_never_bind_two_sizes() {
                         ErrorCode::IncompatibleChunkSize => assert_eq!(word, ChunkWord::Unbound),
                         ErrorCode::BindingListenerFailed => {
                             assert_eq!(word, ChunkWord::Selected(own as u32));
+                            late += 1;
                             assert!(text.contains(&own.to_string()), "round {round}: {text}");
                         }
                         other => panic!("round {round}: {other:?}: {text}"),
@@ -205,7 +234,10 @@ fn racing_servers_never_bind_two_sizes() {
             "nothing but the record"
         );
     }
-    println!("{ROUNDS} rounds, won by 288: {}, by 544: {}", wins[0], wins[1]);
+    println!(
+        "{ROUNDS} rounds, won by 288: {}, by 544: {}; {late} losers had selected already",
+        wins[0], wins[1]
+    );
 }
 
 #[test]
