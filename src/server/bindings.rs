@@ -132,10 +132,11 @@ impl Bindings {
     ) -> Result<T, WireError> {
         let answer = match self {
             Self::Server(binding) => ask(binding),
-            Self::Model(domains) => match domain.and_then(|id| Some((id, domains.borrow()))) {
-                Some((id, domains)) => domains.get(id).map_or(Err(NOT_NEGOTIATED), ask),
-                None => Err(NOT_NEGOTIATED),
-            },
+            Self::Model(domains) => {
+                let domains = domains.borrow();
+                let binding = domain.and_then(|id| domains.get(id));
+                binding.map_or(Err(NOT_NEGOTIATED), ask)
+            }
         };
         answer.map_err(|error| error.to_wire())
     }
