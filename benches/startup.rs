@@ -4,16 +4,16 @@
 //! watched (default 10). Numbers come from a real process with a pool of 4 GiB and from what /proc says of it.
 
 use std::io::{BufRead, BufReader};
-use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use kvasir::control::ControlView;
-use kvasir::shm::fdpass::recv_with_fds;
-use kvasir::wire::{
-    Encoder, FrameReader, Hello, MAX_FDS_PER_FRAME, PROTOCOL_VERSION, PeerKind, Reply, Request, decode_reply,
-};
+use common::{KVASIR, RawClient};
+use kvasir::control::Counter;
+
+#[path = "../tests/common/mod.rs"]
+mod common;
 
 const STARTS: usize = 21;
 const POOL: &str = "4GiB";
@@ -37,7 +37,7 @@ struct Server {
 impl Server {
     fn start(socket: &str) -> Self {
         let begin = Instant::now();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kvasir"))
+        let mut child = Command::new(KVASIR)
             .args(["serve", "--socket", socket, "--pool-size", POOL])
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
@@ -98,9 +98,10 @@ fn median(values: &mut [f64]) -> f64 {
 fn footprint(socket: &str) {
     let server = Server::start(socket);
     let pid = server.child.id();
-    let client = Client::connect(socket);
-    let total = client.control.counter(kvasir::control::Counter::PoolBytesTotal);
-    while client.control.counter(kvasir::control::Counter::Prefaulted) < total {
+    let client = idle_client(socket);
+    let control = client.control();
+    let total = control.counter(Counter::PoolBytesTotal);
+    while control.counter(Counter::Prefaulted) < total {
         thread::sleep(Duration::from_millis(50));
     }
     drop(client);
@@ -117,10 +118,17 @@ fn footprint(socket: &str) {
     );
     let idle = idle_seconds();
     watch(pid, idle, "no client");
-    let client = Client::connect(socket);
+    let client = idle_client(socket);
     thread::sleep(Duration::from_millis(100));
     watch(pid, idle, "one idle client");
     drop(client);
+}
+
+/// A connection that has said hello and does nothing.
+fn idle_client(socket: &str) -> RawClient {
+    let mut client = RawClient::connect(Path::new(socket));
+    client.hello(false);
+    client
 }
 
 fn idle_seconds() -> u64 {
@@ -178,46 +186,4 @@ fn field(text: &str, name: &str) -> u64 {
     line.and_then(|line| line[name.len()..].split_whitespace().next())
         .and_then(|number| number.parse().ok())
         .unwrap_or_else(|| panic!("no {name}"))
-}
-
-/// A connection that has said hello and does nothing.
-struct Client {
-    control: ControlView,
-    _stream: UnixStream,
-}
-
-impl Client {
-    fn connect(socket: &str) -> Self {
-        let stream = UnixStream::connect(socket).expect("a server");
-        let hello = Request::Hello(Hello {
-            protocol_version: PROTOCOL_VERSION,
-            features: 0,
-            kind: PeerKind::Tool,
-            name: "startup bench".into(),
-            engine_instance: [0; 16],
-            wants_pool: false,
-        });
-        let mut encoder = Encoder::new();
-        let frame = encoder.request(1, &hello).expect("a small frame");
-        std::io::Write::write_all(&mut &stream, frame).expect("an open connection");
-        let mut reader = FrameReader::new();
-        let mut fds = Vec::new();
-        loop {
-            if let Some(frame) = reader.next_frame().expect("a valid frame") {
-                match decode_reply(frame).expect("a valid reply") {
-                    (1, Reply::Hello(_)) => break,
-                    other => panic!("{other:?}"),
-                }
-            }
-            let received = recv_with_fds(&stream, reader.space().expect("a valid frame"), MAX_FDS_PER_FRAME)
-                .expect("an open connection");
-            fds.extend(received.fds);
-            reader.received(received.bytes);
-        }
-        let control = ControlView::open(std::os::fd::AsFd::as_fd(&fds[0])).expect("a control region");
-        Self {
-            control,
-            _stream: stream,
-        }
-    }
 }

@@ -222,34 +222,34 @@ fn a_pool_without_room_drops_stores_and_counts_them() {
     let mut place = Place::empty(&["--pool-size", "8MiB", "--chunk-size", "64"]);
     place.start();
     place.wait_prefaulted();
-    let engine = Engine::start(&place, &Shape::plain(16384, 0), 1);
-    let chain = engine.chain(12 * CHUNK, 1);
-    let mut published = 0;
-    for chunk in 0..12 {
-        // Pins keep what is there from making room.
-        engine.lookup(&chain, 1);
-        let outcome = engine
-            .client
-            .store(&[store_chunk(&chain, chunk, 0, four(1))], &[])
-            .unwrap();
-        match outcome[0] {
-            StoreOutcome::Published => published += 1,
-            StoreOutcome::Dropped | StoreOutcome::NoParent => {}
-            other => panic!("{other:?}"),
-        }
+    // Objects of 2 MiB in a pool of 8 MiB: three are pinned, and the first engine holds the space of the fourth.
+    let shape = Shape::plain(16384, 0);
+    let (first, second) = (Engine::start(&place, &shape, 1), Engine::start(&place, &shape, 2));
+    second.client.give_back().unwrap();
+    for prompt in 0..3 {
+        let chain = first.chain(CHUNK + 1, prompt);
+        assert_published(
+            &first
+                .client
+                .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
+                .unwrap(),
+        );
+        assert_eq!(second.lookup(&chain, 1).hit_tokens, 64);
     }
-    assert!(
-        (1..=4).contains(&published),
-        "{published} objects of 2 MiB in a pool of 8 MiB"
-    );
-    assert!(engine.client.stats().dropped_stores > 0);
-    assert!(engine.client.is_healthy());
-    let loads = [load_chunk(&chain, 0, four(20))];
+    let item = || store_chunk(&second.chain(2 * CHUNK, 9), 0, 0, four(1));
+    let child = store_chunk(&second.chain(2 * CHUNK, 9), 1, 0, four(1));
+    let outcomes = second.client.store(&[item(), child], &[]).unwrap();
+    assert_eq!(outcomes, [StoreOutcome::Dropped; 2]);
+    assert_eq!(second.client.stats().dropped_stores, 2);
+    assert!(second.client.is_healthy());
+    let loads = [load_chunk(&second.chain(CHUNK + 1, 0), 0, four(20))];
     assert_eq!(
-        engine.client.load(1, 0, &loads).unwrap(),
+        second.client.load(1, 0, &loads).unwrap(),
         [true],
         "lookups and loads go on"
     );
+    second.client.end_session(1).unwrap();
+    assert_published(&second.client.store(&[item()], &[]).unwrap());
 }
 
 /// Two KV cache groups of different spans in one object group, a window group and a recurrent one.

@@ -62,7 +62,8 @@ fn assert_degraded(engine: &Engine) {
 }
 
 /// A store and a load that have to work.
-fn assert_serves(engine: &Engine, salt: u32) {
+fn assert_serves(place: &Place, engine: &Engine, salt: u32) {
+    place.wait_prefaulted();
     engine.fill(u64::from(salt));
     let chain = engine.chain(CHUNK + 1, salt);
     assert_published(
@@ -88,7 +89,7 @@ fn assert_serves(engine: &Engine, salt: u32) {
 fn a_killed_server_is_a_miss_and_its_successor_is_found() {
     let mut place = Place::with_server();
     let engine = engine(&place);
-    assert_serves(&engine, 1);
+    assert_serves(&place, &engine, 1);
     let (seed, old) = (engine.seed(), engine.chain(CHUNK + 1, 1));
     let pin = engine.lookup(&old, 3).pin.unwrap();
     place.kill();
@@ -100,7 +101,7 @@ fn a_killed_server_is_a_miss_and_its_successor_is_found() {
     // Nothing of the old server is left: no hit, and its pin is none of the new one's.
     assert_eq!(engine.lookup(&old, 3).hit_tokens, 0);
     engine.client.release(&[pin]).unwrap();
-    assert_serves(&engine, 2);
+    assert_serves(&place, &engine, 2);
     let stats = engine.client.stats();
     assert_eq!(stats.reconnects, 1);
     assert!(stats.degraded_ms > 0 && stats.degraded_lookups >= 1);
@@ -117,7 +118,7 @@ fn a_quick_restart_is_seen_without_a_call() {
         eventually("reconnection", || {
             engine.client.stats().reconnects == restart && engine.client.is_healthy()
         });
-        assert_serves(&engine, restart as u32);
+        assert_serves(&place, &engine, restart as u32);
     }
 }
 
@@ -125,7 +126,7 @@ fn a_quick_restart_is_seen_without_a_call() {
 fn a_stopped_server_costs_a_deadline_and_comes_back() {
     let place = Place::with_server();
     let engine = engine(&place);
-    assert_serves(&engine, 1);
+    assert_serves(&place, &engine, 1);
     place.signal(Signal::SIGSTOP);
     let stopped = Instant::now();
     let chain = engine.chain(CHUNK + 1, 1);
@@ -143,7 +144,7 @@ fn a_stopped_server_costs_a_deadline_and_comes_back() {
     place.signal(Signal::SIGCONT);
     eventually("recovery", || engine.client.is_healthy());
     assert_eq!(engine.lookup(&chain, 1).hit_tokens, 64, "nothing was lost");
-    assert_serves(&engine, 2);
+    assert_serves(&place, &engine, 2);
 }
 
 #[test]
@@ -170,7 +171,7 @@ fn an_engine_may_start_before_its_server() {
     eventually("the server", || engine.client.is_healthy());
     // What was asked for in vain has been done meanwhile.
     assert_eq!(engine.client.chunk_size(), Some(64));
-    assert_serves(&engine, 1);
+    assert_serves(&place, &engine, 1);
 }
 
 #[test]
@@ -200,7 +201,7 @@ fn a_server_with_another_chunk_size_is_not_used() {
     place.set_arguments(&["--pool-size", "64MiB", "--chunk-size", "64"]);
     place.start();
     eventually("recovery", || engine.client.is_healthy());
-    assert_serves(&engine, 5);
+    assert_serves(&place, &engine, 5);
 }
 
 /// The size that the first model of a server led to is asked for again, though the restarted server's minimum alone
@@ -295,7 +296,7 @@ fn kill_at_random_points_leaves_the_engine_alive_and_its_bytes_right() {
         worker.join().unwrap();
     }
     eventually("recovery", || engine.client.is_healthy());
-    assert_serves(&engine, 1_000_000);
+    assert_serves(&place, &engine, 1_000_000);
     eprintln!("{kills} kills, {} blocks loaded", loaded.load(Ordering::Relaxed));
 }
 

@@ -562,3 +562,27 @@ fn more_connections_than_allowed_are_refused_and_come_back() {
         client.send_bytes(&frame).is_ok() && matches!(client.receive(), Some((_, Reply::Hello(_))))
     });
 }
+
+#[test]
+fn a_server_without_descriptors_waits_and_carries_on() {
+    let mut server = ServerProcess::with_open_files(48, &["--pool-size", "16MiB"]);
+    let mut old = server.worker();
+    let mut crowd = Vec::new();
+    for _ in 0..64 {
+        // The kernel completes a connection before the server accepts it.
+        let mut client = server.connect();
+        let (_, frame) = client.frame(&hello(true));
+        // What is refused may be closed by now.
+        let _ = client.send_bytes(&frame);
+        crowd.push(client);
+    }
+    server.wait_log("cannot accept a connection");
+    store(&mut old, 1);
+    drop(crowd);
+    eventually("a new client", || {
+        let mut client = server.connect();
+        let (_, frame) = client.frame(&hello(true));
+        client.send_bytes(&frame).is_ok() && matches!(client.receive(), Some((_, Reply::Hello(_))))
+    });
+    server.assert_serves(&mut old);
+}

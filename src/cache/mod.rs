@@ -21,6 +21,7 @@ mod loom;
 mod partials;
 mod pins;
 mod policy;
+mod publish;
 mod read;
 pub mod record;
 mod records;

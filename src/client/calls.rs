@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::ClientError;
-use super::core::Core;
 use super::session::{Session, unexpected};
+use super::state::Core;
 use super::stats::Stat;
 use crate::wire::{ErrorCode, LoadItem, Lookup, LookupReply, MAX_KEYS, Reply, Request, WireError};
 

@@ -2,7 +2,7 @@
 
 use crate::copy::CopyError;
 use crate::keys::KeyError;
-use crate::wire::WireError;
+use crate::wire::{ErrorCode, WireError};
 
 /// A refusal. Nothing was copied, stored or pinned by the call that returns it.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -124,6 +124,15 @@ impl ClientError {
     pub(super) fn layout(reason: impl ToString) -> Self {
         Self::InvalidLayout {
             reason: reason.to_string(),
+        }
+    }
+
+    /// Whether there is no server to speak with: none, one that does not answer, or one that is going away.
+    pub(super) fn is_away(&self) -> bool {
+        match self {
+            Self::Unavailable { .. } => true,
+            Self::Refused(error) => error.code == ErrorCode::Draining,
+            _ => false,
         }
     }
 

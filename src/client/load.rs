@@ -1,11 +1,11 @@
 //! Loading: pinned extents straight into KV pages, then the final check of the read protocol.
 
-use super::core::Registered;
 use super::extents::ExtentCursor;
 use super::layout::{Holding, KvMemory};
 use super::session::{PoolSide, Session};
 use super::stats::Stat;
 use super::store::part_of;
+use super::wanted::Registered;
 use super::{Client, ClientError, Pin};
 use crate::copy::{CopyEngine, CopyPlan};
 use crate::wire::{MAX_ITEMS, ObjectId, PartPlace, Reply, Request, Retrieve, RetrieveReply};

@@ -3,8 +3,8 @@
 //! May import everything up to the read side of `cache`.
 //!
 //! ```text
-//! Client   public calls; any thread            (client, store, load, tickets)
-//!   Core   the link, what is remembered, state (core, recover)
+//! Client   public calls; any thread            (handle, store, load, tickets)
+//!   Core   the link, what is remembered, state (state, wanted, recover)
 //!     Session   one connection's mappings, lock byte, credit (session, extents)
 //!     Connection   frames over the socket, with a deadline   (connection)
 //! KvMemory  the engine's pages                 (layout)
@@ -13,29 +13,30 @@
 //! Rules that hold everywhere: every call ends at its deadline; a connection that timed out, hung up or answered
 //! nonsense is never used again; without a server lookups miss, stores are dropped and counted, loads fail, and a
 //! background thread brings the connection back to where it was: the same alignment, the same chunk size, the same
-//! registration. Copies hold their [`session`], so its lock byte stays held until the last of them has ended.
+//! registration. Copies hold their session, so its lock byte stays held until the last of them has ended.
 
 mod calls;
-mod client;
 mod config;
 mod connection;
-mod core;
 mod corrupt;
 mod error;
 mod extents;
+mod handle;
 mod layout;
 mod load;
 mod recover;
 mod session;
+mod state;
 mod stats;
 mod store;
 mod tickets;
+mod wanted;
 
 pub use self::calls::{LookupAnswer, Pin};
-pub use self::client::Client;
 pub use self::config::ClientConfig;
 pub use self::corrupt::corrupt_pool;
 pub use self::error::ClientError;
+pub use self::handle::Client;
 pub use self::layout::{KvGroupPages, KvMemory, LayerPages, ObjectGroupPages};
 pub use self::load::LoadRequest;
 pub use self::stats::ClientStats;

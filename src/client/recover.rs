@@ -12,8 +12,9 @@ use nix::poll::{PollFd, PollFlags, poll};
 
 use super::ClientError;
 use super::connection::{Connection, poll_timeout};
-use super::core::{Core, Registered, Wanted, domain_seed};
 use super::session::{Session, unexpected};
+use super::state::Core;
+use super::wanted::{Registered, Wanted, domain_seed};
 use crate::wire::{PeerKind, Reply, Request};
 
 const FIRST_RETRY: Duration = Duration::from_millis(10);
@@ -36,9 +37,10 @@ pub(super) fn run(core: &Arc<Core>) {
             continue;
         };
         // Nobody answers: soon again. Somebody answers no: it will take a person or a restart to change that.
-        let pause = match &error {
-            ClientError::Unavailable { .. } => retry,
-            _ => core.config.heartbeat,
+        let pause = if error.is_away() {
+            retry
+        } else {
+            core.config.heartbeat
         };
         retry = (retry * 2).min(LAST_RETRY);
         core.attempt_failed(error);

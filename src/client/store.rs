@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::core::Registered;
 use super::extents::ExtentCursor;
 use super::layout::{Holding, KvMemory};
 use super::session::{PoolSide, Session};
 use super::stats::Stat;
+use super::wanted::Registered;
 use super::{Client, ClientError};
 use crate::copy::{CopyEngine, CopyPlan};
 use crate::keys::ChunkKey;
@@ -139,7 +139,7 @@ impl Client {
             return Ok(registered);
         }
         let request = self.core.wanted().register.ok_or(ClientError::NoRegistration)?;
-        let seed = super::core::domain_seed(&request, self.core.chunk_size().unwrap_or(0))?;
+        let seed = super::wanted::domain_seed(&request, self.core.chunk_size().unwrap_or(0))?;
         Ok(Arc::new(Registered { request, seed }))
     }
 
@@ -247,7 +247,8 @@ impl Storing<'_> {
                 continue;
             }
             self.gather(pool, &batch, checked)?;
-            self.commit(pool, batch, next == checked.len(), wanted * pool.frame_bytes())?;
+            let left: u64 = checked[next..].iter().map(frames).sum();
+            self.commit(pool, batch, left * pool.frame_bytes())?;
         }
         Ok(())
     }
@@ -316,7 +317,10 @@ impl Storing<'_> {
         Ok(())
     }
 
-    fn commit(&mut self, pool: &PoolSide, batch: Batch, last: bool, bytes: u64) -> Result<(), ClientError> {
+    /// Publishes a batch. The reply brings the space for the `left` bytes that are still to come, or the credit that is held
+    /// between calls: more than that would lie idle.
+    fn commit(&mut self, pool: &PoolSide, batch: Batch, left: u64) -> Result<(), ClientError> {
+        let last = left == 0;
         let request = Request::Commit(Commit {
             domain_seed: self.registered.seed,
             items: batch.items,
@@ -326,7 +330,7 @@ impl Storing<'_> {
             } else {
                 Vec::new()
             },
-            credit_bytes: self.client.core.config.credit_bytes.max(bytes),
+            credit_bytes: self.client.core.config.credit_bytes.max(left),
         });
         let (reply, session) = match self.client.core.call(Some(self.session), &request) {
             Ok(answered) => answered,

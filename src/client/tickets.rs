@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::calls::LookupAnswer;
-use super::core::Core;
+use super::state::Core;
 use super::{Client, ClientError};
 use crate::wire::Lookup;
 

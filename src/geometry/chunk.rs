@@ -26,7 +26,7 @@ pub enum ChunkError {
         spans: usize,
     },
     /// An alignment of zero divides nothing.
-    #[error("the required alignment is 0 tokens; it must be positive")]
+    #[error("the required alignment is 0 tokens; send the least common multiple of the spans of the groups")]
     ZeroAlignment,
     /// A minimum of zero would allow an empty chunk.
     #[error("the minimum chunk size is 0 tokens; it must be positive")]

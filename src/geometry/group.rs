@@ -101,6 +101,12 @@ impl FromStr for GroupKind {
     type Err = UnknownKind;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
+        // The same names, as a mechanical conversion of the engine's class names spells them.
+        let name = match name {
+            "hi_sparse_hot" => "hisparse_hot",
+            "hi_sparse_resident" => "hisparse_resident",
+            other => other,
+        };
         let found = KINDS
             .iter()
             .find(|(_, known)| *known == name)
@@ -240,4 +246,21 @@ pub struct GeometryInput {
     pub dcp: u64,
     /// Groups by index, which is their id.
     pub groups: Vec<KvGroup>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_read_back_and_unknown_ones_do_not() {
+        for (kind, name) in KINDS {
+            assert_eq!(name.parse::<GroupKind>().as_ref(), Ok(kind));
+            assert_eq!(kind.to_string(), *name);
+        }
+        assert_eq!("hi_sparse_hot".parse(), Ok(GroupKind::HiSparseHot));
+        for bad in ["", "unknown", "Mamba", "mamba ", "full-attention"] {
+            assert!(bad.parse::<GroupKind>().is_err(), "{bad:?} was accepted");
+        }
+    }
 }

@@ -84,9 +84,6 @@ pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, cred: PeerCred
         // Bounded, so that a peer that reads nothing cannot hold up a stop.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, connection.flush_all()).await;
     }
-    if let Some(session) = connection.session.take() {
-        connection.server.end_session(session.number());
-    }
 }
 
 impl Connection {

@@ -3,6 +3,7 @@
 //! May import everything up to `cache`. No unsafe code.
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
 use super::answer::Answer;
 use super::convert;
@@ -20,17 +21,18 @@ use crate::wire::{
     Region, RegionKind, RegisterKvCache, RegisterReply, Reply, Request, Retrieve, WireError,
 };
 
-/// A connection that has said hello.
+/// A connection that has said hello. However it ends, what its client held is taken back as soon as may be.
 pub(super) struct Session {
+    server: Rc<Server>,
+    /// Its number in [`Server::sessions`].
     number: u64,
     hello: Hello,
     client: Option<ClientId>,
 }
 
-impl Session {
-    /// Its number in [`Server::sessions`].
-    pub(super) fn number(&self) -> u64 {
-        self.number
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.server.end_session(self.number);
     }
 }
 
@@ -42,7 +44,7 @@ pub(super) struct Opened {
 }
 
 /// Answers the first frame of a connection.
-pub(super) fn open(server: &Server, hello: Hello, cred: PeerCred) -> Result<Opened, WireError> {
+pub(super) fn open(server: &Rc<Server>, hello: Hello, cred: PeerCred) -> Result<Opened, WireError> {
     if hello.protocol_version != PROTOCOL_VERSION {
         let theirs = hello.protocol_version;
         return Err(WireError::new(
@@ -77,6 +79,7 @@ pub(super) fn open(server: &Server, hello: Hello, cred: PeerCred) -> Result<Open
     };
     let number = server.begin_session(SessionInfo::new(&hello, cred, client));
     let session = Session {
+        server: Rc::clone(server),
         number,
         hello,
         client,

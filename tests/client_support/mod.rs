@@ -57,6 +57,8 @@ impl Place {
     pub fn with_server() -> Self {
         let mut place = Self::empty(&["--pool-size", "64MiB", "--chunk-size", "64"]);
         place.start();
+        // Only prefaulted space is granted, and a store that comes before it is dropped.
+        place.wait_prefaulted();
         place
     }
 

@@ -43,10 +43,21 @@ impl ServerProcess {
     }
 
     pub fn with(args: &[&str], prepare: impl FnOnce(&mut Command)) -> Self {
+        Self::launch(Command::new(KVASIR), args, prepare)
+    }
+
+    /// A server that may have so many open files and no more.
+    pub fn with_open_files(limit: usize, args: &[&str]) -> Self {
+        let mut shell = Command::new("sh");
+        let script = format!("ulimit -n {limit} && exec \"$0\" \"$@\"");
+        shell.arg("-c").arg(script).arg(KVASIR);
+        Self::launch(shell, args, |_| {})
+    }
+
+    fn launch(mut command: Command, args: &[&str], prepare: impl FnOnce(&mut Command)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("k.sock");
         let log = fs::File::create(directory.path().join("log")).unwrap();
-        let mut command = Command::new(KVASIR);
         command
             .arg("serve")
             .arg("--socket")

@@ -1,5 +1,4 @@
-//! The heart of a client: the one link to the server, what has to be brought back after a restart, and the state that
-//! callers may ask for.
+//! The heart of a client: the one link to the server, and the state that callers may ask for.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -10,44 +9,11 @@ use super::connection::{CallError, Connection};
 use super::layout::KvMemory;
 use super::session::Session;
 use super::stats::{Counters, Stat};
+use super::wanted::{Registered, Wanted};
 use super::{ClientConfig, ClientError};
-use crate::keys::{ChunkKey, DomainFields};
 use crate::shm::atfork::process_generation;
 use crate::sync::shared::{AtomicU64, Ordering};
-use crate::wire::{GroupKind, Negotiate, RegisterKvCache, Reply, Request};
-
-/// A registration that the server has confirmed.
-#[derive(Debug)]
-pub(super) struct Registered {
-    pub(super) request: RegisterKvCache,
-    pub(super) seed: ChunkKey,
-}
-
-impl Registered {
-    /// The kind and the unit bytes of an object group.
-    pub(super) fn group(&self, group: u16) -> Result<(GroupKind, u64), ClientError> {
-        let found = self.request.groups.iter().find(|object| object.group == group);
-        found
-            .map(|object| (object.kind, object.unit_bytes))
-            .ok_or(ClientError::UnknownGroup {
-                group,
-                what: "caches",
-            })
-    }
-}
-
-/// What the engine asked for, to be asked again of every new server.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Wanted {
-    pub(super) negotiate: Option<Negotiate>,
-    /// The size agreed on: the same for the life of this process.
-    pub(super) chunk_size: Option<u64>,
-    pub(super) warnings: Vec<String>,
-    pub(super) register: Option<RegisterKvCache>,
-    pub(super) registered: Option<Arc<Registered>>,
-    /// Changes whenever `negotiate` or `register` does.
-    pub(super) version: u64,
-}
+use crate::wire::{Reply, Request};
 
 /// The connection, if there is one.
 #[derive(Debug)]
@@ -422,18 +388,4 @@ impl Drop for LinkGuard {
             self.core.changed.notify_all();
         }
     }
-}
-
-/// The seed of a registration's domain under a chunk size.
-pub(super) fn domain_seed(request: &RegisterKvCache, chunk_size: u64) -> Result<ChunkKey, ClientError> {
-    let domain = request.domain.clone();
-    Ok(DomainFields {
-        model: domain.model,
-        weights_id: domain.weights_id,
-        kv_dtype: domain.kv_dtype,
-        fingerprint: domain.fingerprint,
-        parallel_shape: domain.parallel_shape,
-        chunk_size,
-    }
-    .domain_seed()?)
 }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::calls::{LookupAnswer, Pin};
-use super::core::{Core, Wanted};
 use super::layout::KvMemory;
 use super::recover;
+use super::state::Core;
 use super::tickets::Tickets;
+use super::wanted::Wanted;
 use super::{ClientConfig, ClientError, ClientStats};
 use crate::control::{ControlView, Health};
 use crate::keys::ChunkKey;

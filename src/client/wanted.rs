@@ -1,0 +1,54 @@
+//! What an engine asked for: to be asked again of every new server.
+
+use std::sync::Arc;
+
+use super::ClientError;
+use crate::keys::{ChunkKey, DomainFields};
+use crate::wire::{GroupKind, Negotiate, RegisterKvCache};
+
+/// A registration that the server has confirmed.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) request: RegisterKvCache,
+    pub(super) seed: ChunkKey,
+}
+
+impl Registered {
+    /// The kind and the unit bytes of an object group.
+    pub(super) fn group(&self, group: u16) -> Result<(GroupKind, u64), ClientError> {
+        let found = self.request.groups.iter().find(|object| object.group == group);
+        found
+            .map(|object| (object.kind, object.unit_bytes))
+            .ok_or(ClientError::UnknownGroup {
+                group,
+                what: "caches",
+            })
+    }
+}
+
+/// What is remembered.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wanted {
+    pub(super) negotiate: Option<Negotiate>,
+    /// The size agreed on: the same for the life of this process.
+    pub(super) chunk_size: Option<u64>,
+    pub(super) warnings: Vec<String>,
+    pub(super) register: Option<RegisterKvCache>,
+    pub(super) registered: Option<Arc<Registered>>,
+    /// Changes whenever `negotiate` or `register` does.
+    pub(super) version: u64,
+}
+
+/// The seed of a registration's domain under a chunk size.
+pub(super) fn domain_seed(request: &RegisterKvCache, chunk_size: u64) -> Result<ChunkKey, ClientError> {
+    let domain = request.domain.clone();
+    Ok(DomainFields {
+        model: domain.model,
+        weights_id: domain.weights_id,
+        kv_dtype: domain.kv_dtype,
+        fingerprint: domain.fingerprint,
+        parallel_shape: domain.parallel_shape,
+        chunk_size,
+    }
+    .domain_seed()?)
+}

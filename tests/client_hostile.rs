@@ -1,0 +1,439 @@
+//! Servers that lie, fall silent or break the protocol: the client says why it is degraded, and nothing else happens.
+//!
+//! The server here is a thread of the test that owns the regions and answers as it is told.
+
+mod client_support;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use client_support::*;
+use kvasir::client::{Client, ClientConfig, KvMemory, StoreOutcome};
+use kvasir::control::{BootInfo, ControlRegion};
+use kvasir::copy::HostMemory;
+use kvasir::keys::{ChunkKey, DomainFields};
+use kvasir::shm::fdpass::send_with_fds;
+use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
+use kvasir::sync::shared::Ordering;
+use kvasir::wire::*;
+
+const FRAME: u64 = 65536;
+const FRAMES: u64 = 16;
+const EPOCHS_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRE1");
+const BOOT: u64 = 3;
+
+/// The regions of a server, with its epochs writable.
+struct Regions {
+    control: Arc<ControlRegion>,
+    index: Memfd,
+    epochs: Memfd,
+    words: Mapping<ReadWrite>,
+    slab: Memfd,
+    liveness: Memfd,
+    pool: Memfd,
+}
+
+impl Regions {
+    fn new() -> Self {
+        let memfd = |name, bytes| Memfd::create(name, bytes, OwnerAccess::ReadWrite).unwrap();
+        let epochs = memfd("epochs", 4096 + 8 * FRAMES);
+        let words = epochs.map().unwrap();
+        words.store_words(0, &[EPOCHS_MAGIC]).unwrap();
+        words.store_words(64, &[BOOT]).unwrap();
+        Self {
+            control: Arc::new(ControlRegion::create(BootInfo::fresh(BOOT).unwrap()).unwrap()),
+            index: memfd("index", 4096 + 8 * FRAMES),
+            epochs,
+            words,
+            slab: memfd("slab", 65536),
+            liveness: memfd("liveness", 256),
+            pool: memfd("pool", FRAMES * FRAME),
+        }
+    }
+
+    fn set_epoch(&self, frame: usize, incarnation: u64) {
+        self.words
+            .atomic_u64(4096 + 8 * frame)
+            .unwrap()
+            .store(incarnation, Ordering::Release);
+    }
+
+    fn hello(&self) -> HelloReply {
+        let region = |kind, bytes| Region {
+            kind,
+            offset: 0,
+            bytes,
+        };
+        HelloReply {
+            protocol_version: PROTOCOL_VERSION,
+            features: 0,
+            boot_id: self.control.boot().boot_id,
+            boot_seq: BOOT,
+            pool_id: [1; 16],
+            frame_bytes: FRAME as u32,
+            slab: 0,
+            regions: vec![
+                region(RegionKind::Control, 4096),
+                region(RegionKind::Index, 4096),
+                region(RegionKind::Epochs, 4096 + 8 * FRAMES),
+                region(RegionKind::PinSlab, 65536),
+                region(RegionKind::Liveness, 1),
+                region(RegionKind::Pool, FRAMES * FRAME),
+            ],
+        }
+    }
+
+    fn descriptors(&self) -> Vec<OwnedFd> {
+        vec![
+            self.control.client_fd().unwrap(),
+            self.index.reopen_read_only().unwrap(),
+            self.epochs.reopen_read_only().unwrap(),
+            self.slab.reopen_read_write().unwrap(),
+            self.liveness.reopen_read_write().unwrap(),
+            self.pool.reopen_read_write().unwrap(),
+        ]
+    }
+}
+
+/// What the fake answers a request with: a reply and descriptors, raw bytes, or nothing at all.
+enum Answer {
+    Reply(Reply, Vec<OwnedFd>),
+    WrongId(Reply),
+    Bytes(Vec<u8>),
+    Silence,
+    Close,
+}
+
+type Script = dyn Fn(&Request, &Regions) -> Option<Answer> + Send + Sync;
+
+/// A listening fake. What its script leaves out it answers as a good server would.
+struct Fake {
+    directory: tempfile::TempDir,
+    regions: Arc<Regions>,
+    script: Arc<Mutex<Box<Script>>>,
+}
+
+impl Fake {
+    fn new(script: impl Fn(&Request, &Regions) -> Option<Answer> + Send + Sync + 'static) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("k.sock")).unwrap();
+        let fake = Self {
+            directory,
+            regions: Arc::new(Regions::new()),
+            script: Arc::new(Mutex::new(Box::new(script))),
+        };
+        let (regions, script) = (Arc::clone(&fake.regions), Arc::clone(&fake.script));
+        std::thread::spawn(move || {
+            // Ends with the process: a listener that nobody connects to costs nothing.
+            for stream in listener.incoming().flatten() {
+                let (regions, script) = (Arc::clone(&regions), Arc::clone(&script));
+                std::thread::spawn(move || serve(stream, &regions, &script));
+            }
+        });
+        fake
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("k.sock")
+    }
+
+    fn set(&self, script: impl Fn(&Request, &Regions) -> Option<Answer> + Send + Sync + 'static) {
+        *self.script.lock().unwrap() = Box::new(script);
+    }
+}
+
+fn serve(mut stream: UnixStream, regions: &Regions, script: &Mutex<Box<Script>>) -> Option<()> {
+    use std::io::{Read, Write};
+    let mut encoder = Encoder::new();
+    loop {
+        let mut prefix = [0; 4];
+        stream.read_exact(&mut prefix).ok()?;
+        let mut frame = prefix.to_vec();
+        frame.resize(4 + u32::from_le_bytes(prefix) as usize, 0);
+        stream.read_exact(&mut frame[4..]).ok()?;
+        let (id, request) = decode_request(&frame).unwrap();
+        let scripted = script.lock().unwrap()(&request, regions);
+        let (id, reply, fds) = match scripted.unwrap_or_else(|| well_behaved(&request, regions)) {
+            Answer::Reply(reply, fds) => (id, reply, fds),
+            Answer::WrongId(reply) => (id + 1, reply, vec![]),
+            Answer::Bytes(bytes) => {
+                stream.write_all(&bytes).ok()?;
+                continue;
+            }
+            Answer::Silence => continue,
+            Answer::Close => return None,
+        };
+        let bytes = encoder.reply(id, &reply).unwrap();
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        let sent = send_with_fds(&stream, bytes, &fds).ok()?;
+        stream.write_all(&bytes[sent..]).ok()?;
+    }
+}
+
+fn plain(reply: Reply) -> Answer {
+    Answer::Reply(reply, vec![])
+}
+
+fn well_behaved(request: &Request, regions: &Regions) -> Answer {
+    match request {
+        Request::Hello(_) => Answer::Reply(Reply::Hello(regions.hello()), regions.descriptors()),
+        Request::Negotiate(_) => plain(Reply::Negotiate(NegotiateReply {
+            chunk_size: CHUNK as u64,
+            warnings: vec![],
+        })),
+        Request::RegisterKvCache(request) => plain(Reply::Register(RegisterReply {
+            domain_seed: seed(request),
+            chunk_size: CHUNK as u64,
+        })),
+        Request::Grant { .. } => plain(Reply::Grant { extents: vec![] }),
+        _ => plain(Reply::Ack),
+    }
+}
+
+fn seed(request: &RegisterKvCache) -> ChunkKey {
+    let domain = request.domain.clone();
+    let fields = DomainFields {
+        model: domain.model,
+        weights_id: domain.weights_id,
+        kv_dtype: domain.kv_dtype,
+        fingerprint: domain.fingerprint,
+        parallel_shape: domain.parallel_shape,
+        chunk_size: CHUNK as u64,
+    };
+    fields.domain_seed().unwrap()
+}
+
+fn client(socket: &Path) -> Client {
+    let mut config = ClientConfig::new(socket, PeerKind::Worker, "test", [1; 16]);
+    config.deadline = Duration::from_millis(300);
+    config.heartbeat = Duration::from_millis(50);
+    config.credit_bytes = FRAME;
+    Client::new(config).unwrap()
+}
+
+fn ready(socket: &Path, shape: &Shape) -> Client {
+    let mut config = ClientConfig::new(socket, PeerKind::Worker, "test", [1; 16]);
+    config.deadline = WATCHDOG;
+    config.heartbeat = Duration::from_millis(50);
+    let client = Client::new(config).unwrap();
+    let regions = shape
+        .regions
+        .iter()
+        .map(|&bytes| HostMemory::zeroed(bytes as usize));
+    let pages = shape.groups.iter().map(|group| group.pages.clone());
+    client.set_memory(KvMemory::new(regions.collect(), pages.collect(), shape.blocks).unwrap());
+    client.negotiate(shape.negotiation()).unwrap();
+    client.register(shape.registration()).unwrap();
+    client
+}
+
+/// Hellos that are wrong, and a word of what the client says about each.
+#[test]
+fn a_hello_that_is_wrong_leaves_the_client_degraded_until_it_is_right() {
+    type Wrong = fn(&Regions) -> Answer;
+    let cases: [(&str, Wrong); 13] = [
+        ("closed", |_| Answer::Close),
+        ("in time", |_| Answer::Silence),
+        ("not valid", |_| {
+            Answer::Bytes(vec![8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
+        }),
+        ("limit", |_| Answer::Bytes(vec![0xff; 64])),
+        ("0 bytes", |_| Answer::Bytes(vec![0; 64])),
+        ("instead of", |regions| {
+            Answer::WrongId(Reply::Hello(regions.hello()))
+        }),
+        ("Ack", |_| plain(Reply::Ack)),
+        ("0 descriptors", |regions| plain(Reply::Hello(regions.hello()))),
+        ("Pool", |regions| {
+            let mut hello = regions.hello();
+            let mut fds = regions.descriptors();
+            hello.regions.truncate(5);
+            fds.truncate(5);
+            Answer::Reply(Reply::Hello(hello), fds)
+        }),
+        ("frames", |regions| {
+            let mut hello = regions.hello();
+            hello.frame_bytes = 0;
+            Answer::Reply(Reply::Hello(hello), regions.descriptors())
+        }),
+        ("bytes", |regions| {
+            let mut hello = regions.hello();
+            hello.regions[5].bytes *= 2; // more than the file has: would be SIGBUS at the first touch
+            Answer::Reply(Reply::Hello(hello), regions.descriptors())
+        }),
+        ("another server's", |regions| {
+            let mut hello = regions.hello();
+            hello.boot_id = [9; 16];
+            Answer::Reply(Reply::Hello(hello), regions.descriptors())
+        }),
+        ("epochs", |regions| {
+            let mut fds = regions.descriptors();
+            fds.swap(1, 2);
+            Answer::Reply(Reply::Hello(regions.hello()), fds)
+        }),
+    ];
+    for (word, wrong) in cases {
+        let fake =
+            Fake::new(move |request, regions| matches!(request, Request::Hello(_)).then(|| wrong(regions)));
+        let client = client(&fake.socket());
+        assert!(!client.is_healthy(), "{word}");
+        eventually(word, || client.state_text().contains(word));
+        fake.set(|_, _| None);
+        eventually("a good server", || client.is_healthy());
+        assert_eq!(client.state_text(), "healthy");
+    }
+}
+
+#[test]
+fn a_reply_that_is_wrong_drops_the_connection_and_not_the_engine() {
+    let shape = Shape::plain(64, 0);
+    let wrongs: [fn() -> Answer; 5] = [
+        || plain(Reply::Status { json: "{}".into() }),
+        || Answer::WrongId(Reply::Ack),
+        || Answer::Bytes(vec![0xff; 4096]),
+        || Answer::Close,
+        || {
+            plain(Reply::Commit(CommitReply {
+                outcomes: vec![CommitOutcome::Published; 7], // for one item
+                granted: vec![],
+            }))
+        },
+    ];
+    for wrong in wrongs {
+        let fake = Fake::new(|_, _| None);
+        let client = ready(&fake.socket(), &shape);
+        let seed = client.domain_seed().unwrap();
+        let chain = chain(seed, CHUNK + 1, 1);
+        let grant = |request: &Request| match request {
+            Request::Grant { .. } => Some(plain(Reply::Grant {
+                extents: vec![Extent { frame: 0, count: 2 }],
+            })),
+            _ => None,
+        };
+        fake.set(move |request, _| match request {
+            Request::Lookup(_) | Request::Retrieve(_) | Request::Commit(_) => Some(wrong()),
+            request => grant(request),
+        });
+        let before = client.stats().reconnects;
+        assert!(client.lookup(lookup(seed, &chain, 1, 16)).unwrap().degraded);
+        eventually("recovery", || client.is_healthy());
+        assert_eq!(
+            client.load(1, 0, &[load_chunk(&chain, 0, four(1))]).unwrap(),
+            [false]
+        );
+        eventually("recovery", || client.is_healthy());
+        let stored = client.store(&[store_chunk(&chain, 0, 0, four(1))], &[]).unwrap();
+        assert_eq!(stored, [StoreOutcome::Unavailable]);
+        eventually("recovery", || client.is_healthy());
+        assert_eq!(client.stats().reconnects, before + 3);
+    }
+}
+
+#[test]
+fn a_seed_of_its_own_is_a_server_that_cannot_be_used() {
+    let fake = Fake::new(|request, _| match request {
+        Request::RegisterKvCache(_) => Some(plain(Reply::Register(RegisterReply {
+            domain_seed: ChunkKey::from_bytes([7; 32]),
+            chunk_size: CHUNK as u64,
+        }))),
+        _ => None,
+    });
+    let client = client(&fake.socket());
+    let shape = Shape::plain(64, 0);
+    client.negotiate(shape.negotiation()).unwrap();
+    let error = client.register(shape.registration()).unwrap_err();
+    assert_eq!(error.kind(), "SeedMismatch");
+    assert_eq!(client.domain_seed(), None);
+}
+
+/// The final check: a load counts only if the frames were the object's to the end.
+#[test]
+fn loads_whose_frames_were_reused_fail() {
+    let shape = Shape::plain(64, 0);
+    let fake = Fake::new(|_, _| None);
+    let client = ready(&fake.socket(), &shape);
+    let chain = chain(client.domain_seed().unwrap(), CHUNK + 1, 1);
+    let bytes = 2 * 4 * 1024;
+    let place = PartPlace {
+        incarnation: 77,
+        bytes,
+        first_extent: 0,
+        extent_count: 1,
+        tokens: CHUNK as u32,
+    };
+    let load = |place: PartPlace, extent: Extent| {
+        fake.set(move |request, _| match request {
+            Request::Retrieve(_) => Some(plain(Reply::Retrieve(RetrieveReply {
+                pin: 1,
+                places: vec![place],
+                extents: vec![extent],
+            }))),
+            _ => None,
+        });
+        client.load(1, 0, &[load_chunk(&chain, 0, four(1))]).unwrap()[0]
+    };
+    let extent = Extent { frame: 4, count: 1 };
+    fake.regions.set_epoch(4, 77);
+    assert!(load(place, extent));
+    assert_eq!(client.stats().stale_loads, 0);
+    fake.regions.set_epoch(4, 78); // another object's by now
+    assert!(!load(place, extent));
+    fake.regions.set_epoch(4, 0); // evicted
+    assert!(!load(place, extent));
+    assert_eq!(client.stats().stale_loads, 2);
+    fake.regions.set_epoch(4, 77);
+    for (wrong, extent) in [
+        (
+            PartPlace {
+                incarnation: 0,
+                ..place
+            },
+            extent,
+        ),
+        (
+            PartPlace {
+                bytes: bytes - 1,
+                ..place
+            },
+            extent,
+        ),
+        (PartPlace { tokens: 32, ..place }, extent),
+        (
+            place,
+            Extent {
+                frame: FRAMES as u32,
+                count: 1,
+            },
+        ),
+        (
+            place,
+            Extent {
+                frame: u32::MAX,
+                count: u32::MAX,
+            },
+        ),
+        (place, Extent { frame: 4, count: 0 }),
+        (
+            PartPlace {
+                extent_count: 0,
+                ..place
+            },
+            extent,
+        ),
+    ] {
+        assert!(!load(wrong, extent), "{wrong:?} {extent:?}");
+    }
+    assert_eq!(client.stats().stale_loads, 2, "those were never copied");
+    assert!(client.is_healthy());
+    // The server restarts under the same pool: the boot word says so before any message does.
+    fake.regions
+        .words
+        .atomic_u64(64)
+        .unwrap()
+        .store(BOOT + 1, Ordering::Release);
+    assert!(!load(place, extent));
+    eventually("the restart to be seen", || !client.is_healthy());
+}
