@@ -24,8 +24,9 @@ RECONNECT_S = 60.0
 
 QWEN3 = dataclasses.replace(models.find("qwen3"), prompts=2, prompt_tokens=PROMPT_TOKENS)
 
-# One model of each family that the connector serves, in engines that run in one process.
-FAMILIES = ("llama",)
+# One model of each family that the connector serves, in engines that run in one process: full attention, sliding
+# windows of two kinds, chunked-local, latent attention, gated delta, short convolution, Mamba-2.
+FAMILIES = ("llama", "gemma3", "gpt-oss", "llama4", "deepseek-v2", "qwen3.5", "lfm2", "falcon-h1")
 
 
 def small(name: str) -> models.Model:

@@ -160,6 +160,8 @@ class Client:
     def __init__(self, chunk_size: int | None = 64) -> None:
         self.chunk_size = chunk_size
         self.healthy = True
+        self.socket = "none"
+        self.state_text = "as scripted"
         self.answers: list[Hit | None] = []
         """Popped by every `lookup_result`; None: not answered yet. The last one stays."""
         self.asked: list[dict[str, Any]] = []

@@ -1,39 +1,67 @@
-"""What a connector tells a server that keeps a chunk size per model."""
+"""Which engines may share bytes."""
 
-from types import SimpleNamespace
+from __future__ import annotations
+
+import pathlib
+import types
+from typing import Any
 
 import pytest
 
 from kvasir.vllm import identity
 
 
-def config(**changes):
-    fields = {"model": "org/model", "tp": 1, "cache_dtype": "auto"} | changes
-    return SimpleNamespace(
-        model_config=SimpleNamespace(model=fields["model"], dtype="torch.bfloat16"),
-        cache_config=SimpleNamespace(cache_dtype=fields["cache_dtype"]),
-        parallel_config=SimpleNamespace(
-            tensor_parallel_size=fields["tp"], pipeline_parallel_size=1, decode_context_parallel_size=1
-        ),
+def config(model: pathlib.Path | str, load_format: str = "auto", engine: str = "e", **fields: Any) -> Any:
+    hf_config = types.SimpleNamespace(architectures=["Tiny"], _commit_hash=fields.pop("commit", None))
+    model_config = types.SimpleNamespace(
+        model=str(model), dtype="torch.bfloat16", quantization=None, hf_overrides={}, hf_config=hf_config
+    )
+    model_config.__dict__.update(fields)
+    return types.SimpleNamespace(
+        model_config=model_config,
+        load_config=types.SimpleNamespace(load_format=load_format),
+        kv_transfer_config=types.SimpleNamespace(engine_id=engine),
+        cache_config=types.SimpleNamespace(cache_dtype="auto"),
     )
 
 
-def test_all_roles_of_an_engine_name_the_same_domain():
-    one = identity.binding_domain(config(), b"weights", [544, 0, 64])
-    assert len(one) == 32
-    assert one == identity.binding_domain(config(), b"weights", (span for span in (64, 544, 544)))
+def weights(directory: pathlib.Path, content: bytes = b"w") -> pathlib.Path:
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(content)
+    return directory
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda: identity.binding_domain(config(model="org/other"), b"weights", [544]),
-        lambda: identity.binding_domain(config(tp=2), b"weights", [544]),
-        lambda: identity.binding_domain(config(cache_dtype="fp8"), b"weights", [544]),
-        lambda: identity.binding_domain(config(), b"other weights", [544]),
-        lambda: identity.binding_domain(config(), b"weights", [640]),
-        lambda: identity.binding_domain(config(), b"weights", [54, 4]),
-    ],
-)
-def test_whatever_tells_models_apart_tells_their_domains_apart(other):
-    assert other() != identity.binding_domain(config(), b"weights", [544])
+def test_the_same_files_elsewhere_are_the_same_model(tmp_path: pathlib.Path) -> None:
+    one, other = config(weights(tmp_path / "a")), config(weights(tmp_path / "b"))
+    assert identity.model_name(one.model_config) == identity.model_name(other.model_config)
+    assert identity.weights_id(one, None) == identity.weights_id(other, None)
+    changed = config(weights(tmp_path / "c", b"v"))
+    assert identity.weights_id(changed, None) != identity.weights_id(one, None)
+
+
+def test_flags_that_change_values_count(tmp_path: pathlib.Path) -> None:
+    place = weights(tmp_path / "a")
+    base = config(place)
+    for fields in ({"dtype": "torch.float16"}, {"quantization": "fp8"}, {"hf_overrides": {"rope_theta": 2}}):
+        other = config(place, **fields)
+        assert identity.model_name(other.model_config) != identity.model_name(base.model_config)
+        assert identity.weights_id(other, None) != identity.weights_id(base, None)
+
+
+def test_hub_models_go_by_their_commit_and_need_one() -> None:
+    assert identity.weights_id(config("acme/tiny", commit="abc"), None) == b"acme/tiny@abc"
+    with pytest.raises(OSError, match=r"kvasir\.weights_id"):
+        identity.weights_id(config("acme/tiny"), None)
+    assert identity.weights_id(config("acme/tiny"), "mine") == b"mine"
+
+
+def test_dummy_weights_belong_to_their_engine_alone() -> None:
+    one, other = config("acme/tiny", "dummy"), config("acme/tiny", "dummy", engine="f")
+    assert identity.weights_id(one, None) != identity.weights_id(other, None)
+    assert identity.weights_id(one, None) == identity.weights_id(config("acme/tiny", "dummy"), None)
+    assert len(identity.engine_instance(one)) == 16
+
+
+def test_auto_is_the_models_own_type() -> None:
+    assert identity.kv_dtype(config("acme/tiny")) == "bfloat16"

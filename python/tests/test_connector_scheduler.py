@@ -270,11 +270,17 @@ def test_a_chunk_size_that_comes_late_is_checked_then() -> None:
     assert engine.role.matched(request(), 0) == (0, False), "what was refused stays refused"
 
 
-def test_without_a_server_there_are_no_hits_and_no_plans() -> None:
+def test_without_a_server_there_are_no_hits_and_no_plans(caplog: pytest.LogCaptureFixture) -> None:
     engine, one = Engine(), request()
     engine.client.healthy = False
-    assert engine.role.matched(one, 0) == (0, False)
+    for _ in range(3):
+        assert engine.role.matched(one, 0) == (0, False)
     assert engine.plan(Scheduled("r", 0, 170, True), tables={"r": TABLE}).stores is None
+    engine.client.healthy = True
+    engine.answer(hit(160))
+    assert engine.role.matched(one, 0) == (160, False)
+    said = [record.message for record in caplog.records if "the server at" in record.message]
+    assert ["away" in line for line in said] == [True, False]
 
 
 def test_the_wrong_failure_policy_stores_and_loads_nothing() -> None:

@@ -16,8 +16,15 @@ def engine_instance(vllm_config: Any) -> bytes:
 
 
 def model_name(model_config: Any) -> str:
-    """The model as the engine was told, with what its flags change about the values in the cache."""
-    return f"{model_config.model}|{_overrides(model_config)}"
+    """The model's name on the hub, or for a directory its architecture, with what flags change about its values.
+
+    A directory's path says nothing: the same files may be mounted elsewhere, and it is the weights' identity that
+    tells them apart.
+    """
+    name = model_config.model
+    if os.path.isdir(name):
+        name = "+".join(getattr(model_config.hf_config, "architectures", None) or ["model"])
+    return f"{name}|{_overrides(model_config)}"
 
 
 def _overrides(model_config: Any) -> str:

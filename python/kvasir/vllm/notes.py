@@ -1,4 +1,4 @@
-"""Log lines that are said once, however often their cause comes up."""
+"""The connector's log lines. What is not a change of state is said once, however often its cause comes up."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class Notes:
         """Something that a user should change."""
         if self._first(key):
             self._logger.warning("Kvasir (%s): %s", self._role, text)
+
+    def changed(self, text: str) -> None:
+        """A change of state; said every time, since it comes with an event outside and not with a request."""
+        self._logger.warning("Kvasir (%s): %s", self._role, text)
 
     def failure(self, key: str, doing: str, error: BaseException) -> None:
         """An error that the engine is spared, with its traceback."""

@@ -66,6 +66,7 @@ class SchedulerRole:
         self._chunk_size = 0
         self._planner: StorePlanner | None = None
         self._refused = False
+        self._was_reachable = True
         self._states: dict[str, RequestState] = {}
         self._sessions = itertools.count(1)
         self._offered: list[str] = []
@@ -115,6 +116,15 @@ class SchedulerRole:
         self._notes.info("ready", f"chunk size {chunk_size} tokens, hits in steps of {self._geometry.alignment}")
         return True
 
+    def _reachable(self) -> bool:
+        """Whether the server can be asked; a change is said in the log."""
+        healthy = self._client.healthy
+        if healthy != self._was_reachable:
+            self._was_reachable = healthy
+            what = "back" if healthy else "away, so nothing is reused or stored"
+            self._notes.changed(f"the server at {self._client.socket} is {what} ({self._client.state_text})")
+        return healthy
+
     # Waiting requests
 
     def _state(self, request: Any) -> RequestState:
@@ -129,7 +139,7 @@ class SchedulerRole:
         """Tokens beyond `local` that can be loaded, and whether between steps; (None, False) to be asked again."""
         state = self._state(request)
         self._withdraw(state)
-        if state.bypass or not self._ready() or not self._client.healthy:
+        if state.bypass or not self._ready() or not self._reachable():
             return 0, False
         cap = (request.num_tokens - 1) // self._geometry.alignment * self._geometry.alignment
         wanted = (
@@ -240,7 +250,7 @@ class SchedulerRole:
         handed: Mapping[str, Sequence[tuple[int, int, int]]],
     ) -> Stores | None:
         planner = self._planner
-        if planner is None or not self._client.healthy:
+        if planner is None or not self._reachable():
             return None
         out = Stores()
         alignment = self._geometry.alignment
