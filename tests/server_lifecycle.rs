@@ -330,7 +330,14 @@ fn the_status_document_has_its_documented_shape() {
     assert_eq!(status["health"], "serving");
     assert_eq!(
         status["binding"],
-        serde_json::json!({"state": "bound", "chunk_size": 256, "minimum": 256, "policy": "negotiate"})
+        serde_json::json!({
+            "state": "bound",
+            "chunk_size": 256,
+            "minimum": 256,
+            "policy": "negotiate",
+            "scope": "server",
+            "domains": [],
+        })
     );
     assert_eq!(
         (&status["objects"], &status["pool"]["used"]),

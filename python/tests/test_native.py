@@ -56,9 +56,10 @@ class Server:
         self.log = os.path.join(directory, "log")
         self.process = None
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")}
         command = [program(), "serve", "--socket", self.socket, "--pool-size", "32MiB", "--chunk-size", str(CHUNK)]
+        command += more
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
         with contextlib.closing(client(self.socket, "tool")) as tool:
@@ -446,3 +447,21 @@ def test_weights_identity(tmp_path):
 def test_versions():
     assert kvasir.__version__ == kvasir.version()
     assert kvasir.copy_path() in ("avx2-streaming", "portable")
+
+
+def test_models_of_different_alignments_share_a_server_of_model_scope():
+    with tempfile.TemporaryDirectory() as directory:
+        server = Server(directory)
+        server.start("--chunk-scope", "model")
+        try:
+            for domain, span in enumerate((544, 640, 256)):
+                with contextlib.closing(client(server.socket)) as engine:
+                    name = bytes([domain]) * 32
+                    assert engine.negotiate(span, [(0, span)], binding_domain=name) == span
+                    with pytest.raises(ValueError, match="32 bytes"):
+                        engine.negotiate(span, [(0, span)], binding_domain=name[:16])
+                    with pytest.raises(kvasir.KvasirError) as refused:
+                        engine.negotiate(span, [(0, span)])
+                    assert refused.value.kind == "InvalidArgument"
+        finally:
+            server.kill()

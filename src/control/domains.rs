@@ -11,14 +11,8 @@ use std::sync::Arc;
 use super::binding::Binding;
 use super::error::BindError;
 use super::region::{ChunkSizeCell, ControlRegion};
-use super::request::{NegotiateRequest, Negotiated};
+use super::request::{DomainId, MAX_BINDING_DOMAINS, NegotiateRequest, Negotiated};
 use super::word::ChunkWord;
-
-/// Names a binding domain.
-pub type DomainId = [u8; 32];
-
-/// The binding domains that one server can have in its life.
-pub const MAX_BINDING_DOMAINS: usize = 64;
 
 /// Makes the state machine of a new domain around its word, with its listeners.
 type MakeBinding = dyn Fn(&DomainId, ChunkSizeCell) -> Result<Binding<ChunkSizeCell>, BindError>;

@@ -1,6 +1,6 @@
 //! The control region: one page that the server writes and every client reads.
 //!
-//! May import `sync`, `shm` and this module's `binding`, `fields` and `word`. No unsafe code.
+//! May import `sync`, `shm` and this module's `binding`, `fields`, `request` and `word`. No unsafe code.
 //!
 //! All fields are little-endian `u64` words at fixed offsets; words that change have a 64-byte line of
 //! their own, counters share lines. The server is the only writer: clients get read-only descriptors, and
@@ -22,8 +22,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::binding::WordCell;
-use super::domains::{DomainId, MAX_BINDING_DOMAINS};
 use super::fields::{Counter, Health};
+use super::request::{DomainId, MAX_BINDING_DOMAINS};
 use super::word::{ChunkWord, WordError};
 use crate::shm::process::{monotonic_ms, random_id};
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadOnly, ReadWrite, ShmError};

@@ -53,9 +53,11 @@ impl Bindings {
         let chunk_size = config.chunk_size_config().map_err(super::SettingsError::from)?;
         let fleet = config.fleet_file.clone();
         if let Some(path) = &fleet {
-            let recorded = FleetFile::new(path, None)?.check()?;
+            let file = FleetFile::new(path, None)?;
+            file.check_place()?;
+            // Under `model` every record has a longer name, and whose it is comes with a negotiation.
             if config.chunk_scope == ChunkScope::Server {
-                info!(path = %path.display(), chunk_size = recorded, "fleet");
+                info!(path = %path.display(), chunk_size = file.read()?, "fleet");
             }
         }
         let core = Arc::clone(core);

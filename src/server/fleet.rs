@@ -106,15 +106,14 @@ impl FleetFile {
         })
     }
 
-    /// Checks what can be checked before the first negotiation: a record that is there, or the place for one.
-    pub(super) fn check(&self) -> Result<Option<u32>, FleetError> {
+    /// Checks that there is a place for a record.
+    pub(super) fn check_place(&self) -> Result<(), FleetError> {
         let directory = self.directory();
         let opened = OpenOptions::new()
             .read(true)
             .custom_flags(O_DIRECTORY | O_CLOEXEC)
             .open(directory);
-        opened.map_err(self.failed("open its directory"))?;
-        self.read()
+        opened.map(drop).map_err(self.failed("open its directory"))
     }
 
     /// The size in the record; none without a record.

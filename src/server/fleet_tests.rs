@@ -28,7 +28,8 @@ fn names(directory: &tempfile::TempDir) -> Vec<String> {
 fn the_first_decides_and_the_others_agree_or_differ() {
     let (directory, path) = place();
     let one = fleet(&path);
-    assert_eq!(one.check().unwrap(), None);
+    one.check_place().unwrap();
+    assert_eq!(one.read().unwrap(), None);
     one.agree(544).unwrap();
     one.agree(544).unwrap();
     assert_eq!(fleet(&path).read().unwrap(), Some(544));
@@ -146,7 +147,7 @@ fn paths_that_cannot_hold_a_record_are_found_at_start() {
     let (directory, _) = place();
     let missing = fleet(&directory.path().join("missing/fleet"));
     assert!(matches!(
-        missing.check(),
+        missing.check_place(),
         Err(FleetError::Io {
             call: "open its directory",
             ..
