@@ -157,11 +157,12 @@ fn a_server_that_was_too_slow_says_so_until_it_is_restarted() {
     let fleet = below.join("fleet");
     fs::create_dir(&below).unwrap();
     let slow = server(&fleet, &[]);
+    // Answered: it has started, and looked at the directory.
+    let mut client = slow.tool();
     fs::remove_dir(&below).unwrap();
-    slow.tool().refused(&negotiate(32));
+    client.refused(&negotiate(32));
     fs::create_dir(&below).unwrap();
     assert_eq!(size(&mut server(&fleet, &[]).tool(), 48), 288);
-    let mut client = slow.tool();
     for _ in 0..2 {
         let refusal = client.refused(&negotiate(32));
         assert_eq!(
