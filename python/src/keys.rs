@@ -9,6 +9,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::args::Key;
 use crate::errors::key_error;
+use crate::tokens;
 
 /// The keys of one prompt, hashed incrementally.
 #[pyclass(module = "kvasir._native")]
@@ -138,11 +139,14 @@ pub(crate) fn bytes<'py>(py: Python<'py>, key: &ChunkKey) -> Bound<'py, PyBytes>
 }
 
 /// Tokens from bytes, a list, a buffer or any other sequence.
-fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    if let Ok(list) = tokens.cast::<PyList>() {
-        return list.iter().map(|token| one_token(&token)).collect();
+fn read_tokens(given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    if let Ok(list) = given.cast::<PyList>() {
+        return match tokens::from_list(list) {
+            Some(tokens) => Ok(tokens),
+            None => list.iter().map(|token| one_token(&token)).collect(),
+        };
     }
-    if let Ok(bytes) = tokens.cast::<PyBytes>() {
+    if let Ok(bytes) = given.cast::<PyBytes>() {
         let bytes = bytes.as_bytes();
         if !bytes.len().is_multiple_of(4) {
             let reason = format!("{} bytes are no whole number of u32 tokens", bytes.len());
@@ -153,13 +157,13 @@ fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
             .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
         return Ok(words.collect());
     }
-    if let Some(read) = buffer::<u32>(tokens).or_else(|| buffer::<i32>(tokens)) {
+    if let Some(read) = buffer::<u32>(given).or_else(|| buffer::<i32>(given)) {
         return read;
     }
-    if let Some(read) = buffer::<i64>(tokens).or_else(|| buffer::<u64>(tokens)) {
+    if let Some(read) = buffer::<i64>(given).or_else(|| buffer::<u64>(given)) {
         return read;
     }
-    let each = tokens.try_iter().map_err(|_| {
+    let each = given.try_iter().map_err(|_| {
         PyTypeError::new_err(
             "tokens are neither a sequence of int nor bytes nor a buffer of 4 or 8 byte integers",
         )

@@ -1,7 +1,8 @@
 //! Python bindings of the Kvasir client: the module `kvasir._native`.
 //!
 //! `python/kvasir/_native.pyi` is the contract; this crate only converts arguments, releases the GIL around everything
-//! that waits or copies, and turns errors and panics into exceptions. Unsafe is opened in `memory` alone.
+//! that waits or copies, and turns errors and panics into exceptions. Unsafe is opened in `memory` and
+//! `tokens` alone.
 
 mod args;
 mod client;
@@ -9,6 +10,7 @@ mod errors;
 mod functions;
 mod keys;
 mod memory;
+mod tokens;
 
 use pyo3::prelude::*;
 

@@ -48,7 +48,12 @@ pub(super) struct Connection {
     descriptors: VecDeque<OwnedFd>,
     /// How many descriptors may still arrive.
     descriptors_expected: usize,
+    /// Requests whose replies nobody waits for, oldest first.
+    unawaited: VecDeque<u64>,
 }
+
+/// Most replies that may be left unread: far less than the server queues for a peer.
+const MAX_UNAWAITED: usize = 64;
 
 impl Connection {
     /// Connects without waiting: a Unix socket either takes a connection at once or its queue is full.
@@ -69,6 +74,7 @@ impl Connection {
             next_id: 1,
             descriptors: VecDeque::new(),
             descriptors_expected: MAX_FDS_PER_FRAME,
+            unawaited: VecDeque::new(),
         })
     }
 
@@ -82,17 +88,41 @@ impl Connection {
         let id = self.next_id;
         self.next_id += 1;
         self.send(id, request, deadline)?;
-        let (found, reply) = self.receive(deadline)?;
-        if found != id {
-            return Err(broken(
-                "the server answered",
-                format_args!("request {found} instead of {id}"),
-            ));
-        }
-        match reply {
+        match self.reply_to(id, deadline)? {
             Reply::Error(error) if error.code.closes_connection() => Err(broken("the server refused", error)),
             Reply::Error(error) => Err(CallError::Refused(error)),
             reply => Ok(reply),
+        }
+    }
+
+    /// Sends a request whose answer does not matter. It is read, and thrown away, by a later exchange.
+    pub(super) fn post(&mut self, request: &Request, deadline: Instant) -> Result<(), CallError> {
+        if self.unawaited.len() == MAX_UNAWAITED
+            && let Some(oldest) = self.unawaited.pop_front()
+        {
+            self.reply_to(oldest, deadline)?;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        self.send(id, request, deadline)?;
+        self.unawaited.push_back(id);
+        Ok(())
+    }
+
+    /// The reply to one request, past those that nobody waits for.
+    fn reply_to(&mut self, id: u64, deadline: Instant) -> Result<Reply, CallError> {
+        loop {
+            let (found, reply) = self.receive(deadline)?;
+            if found == id {
+                return Ok(reply);
+            }
+            let Some(at) = self.unawaited.iter().position(|&unawaited| unawaited == found) else {
+                return Err(broken(
+                    "the server answered",
+                    format_args!("request {found} instead of {id}"),
+                ));
+            };
+            self.unawaited.remove(at);
         }
     }
 

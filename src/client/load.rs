@@ -6,7 +6,7 @@ use super::session::{PoolSide, Session};
 use super::stats::Stat;
 use super::store::part_of;
 use super::wanted::Registered;
-use super::{Client, ClientError, Pin};
+use super::{Client, ClientError};
 use crate::copy::{CopyEngine, CopyPlan};
 use crate::wire::{MAX_ITEMS, ObjectId, PartPlace, Reply, Request, Retrieve, RetrieveReply};
 
@@ -107,12 +107,13 @@ impl Client {
         };
         let copied = scatter(&session, &found, requests, holdings, memory);
         let loaded = copied.map(|planned| self.verify(&session, &found, &planned));
-        // Whatever became of the copy, the pin goes back.
+        // Whatever became of the copy, the pin goes back. Nobody needs to wait until it has.
         if found.pin != 0 {
-            let _ = self.core.release(&[Pin {
-                connection: session.generation,
-                id: found.pin,
-            }]);
+            let deadline = self.core.deadline();
+            if let Ok(mut link) = self.core.acquire(Some(&session), deadline) {
+                let pins = vec![found.pin];
+                link.post(&Request::Release { pins }, deadline);
+            }
         }
         loaded
     }

@@ -369,6 +369,15 @@ impl LinkGuard {
         answer.map_err(ClientError::from)
     }
 
+    /// Sends a request whose answer does not matter.
+    pub(super) fn post(&mut self, request: &Request, deadline: Instant) {
+        if let Some(connection) = &mut self.connection
+            && let Err(CallError::Broken(reason)) = connection.post(request, deadline)
+        {
+            self.give_up(&reason);
+        }
+    }
+
     /// Drops the connection: it cannot be trusted any more.
     pub(super) fn give_up(&mut self, reason: &str) {
         self.connection = None;
