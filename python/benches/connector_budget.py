@@ -35,7 +35,7 @@ def role() -> tuple[SchedulerRole, fakes.Client]:
     client = fakes.Client(CHUNK)
     client.answers = [fakes.Hit(present_tokens=[0])]
     scheduler = SchedulerRole(
-        fakes.full(16), Settings("none"), client, True, 16, Notes(logging.getLogger("bench"), "scheduler")  # type: ignore[arg-type]
+        fakes.full(16), Settings(("none",)), client, True, 16, Notes(logging.getLogger("bench"), "scheduler")  # type: ignore[arg-type]
     )
     domain: dict[str, str | bytes] = {
         "model": "m", "weights_id": b"w", "kv_dtype": "bfloat16", "fingerprint": bytes(32), "parallel_shape": "tp=1",

@@ -11,6 +11,7 @@ import pytest
 import fakes
 from kvasir.vllm import geometry, worker
 from kvasir.vllm.geometry import GeometryRefused
+from kvasir.vllm.layout import LayoutRefused, Stage, combine
 from kvasir.vllm.settings import Settings
 
 
@@ -90,18 +91,18 @@ def test_the_chunk_size_has_to_suit_groups_and_scheduler() -> None:
 def test_settings_have_defaults_and_refuse_what_they_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVASIR_SOCKET", raising=False)
     read = Settings.from_extra
-    assert read({"kvasir.socket": "/a", "other.key": 1}) == Settings("/a")
-    assert read({"kvasir.socket": ["/a"], "kvasir.store": "prompt"}).store == "prompt"
+    assert read({"kvasir.socket": "/a", "other.key": 1}) == Settings(("/a",))
+    assert read({"kvasir.socket": ["/a", "/b"], "kvasir.store": "prompt"}) == Settings(("/a", "/b"), store="prompt")
     for wrong in (
         {"kvasir.sockets": "/a"}, {"kvasir.socket": ""}, {"kvasir.socket": []}, {"kvasir.socket": "/a", "kvasir.store": 1},
         {"kvasir.socket": "/a", "kvasir.deadline": 0}, {"kvasir.socket": "/a", "kvasir.deadline": float("nan")},
         {"kvasir.socket": "/a", "kvasir.heartbeat_interval": True}, {"kvasir.socket": "/a", "kvasir.preferred_base": 2.5},
-        {},
+        {"kvasir.socket": ["/a", ""]}, {"kvasir.socket": ["/a", "/a"]}, {"kvasir.socket": ["/a", 1]}, {},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"kvasir\."):
             read(wrong)
     monkeypatch.setenv("KVASIR_SOCKET", "/b")
-    assert read({}).socket == "/b"
+    assert read({}).sockets == ("/b",)
 
 
 @pytest.mark.parametrize(
@@ -123,3 +124,56 @@ def test_ranks_with_the_same_bytes_are_one_part(tp: int, pp: int, replicas: int,
         one = worker.rank_of(parallel, replicas)
         found.append((one.part, one.parts, one.stores))
     assert found == expected
+
+
+def rank_of(rank: int, tp: int, pp: int, replicas: int, servers: int, dcp: int = 1) -> worker.Rank:
+    parallel = types.SimpleNamespace(
+        rank=rank, tensor_parallel_size=tp, pipeline_parallel_size=pp, decode_context_parallel_size=dcp
+    )
+    return worker.rank_of(parallel, replicas, servers)
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "replicas", "servers", "expected"),
+    [
+        # (server, rank, ranks there, part, parts there, stores)
+        (4, 1, 1, 2, [(0, 0, 2, 0, 2, True), (0, 1, 2, 1, 2, True), (1, 0, 2, 0, 2, True), (1, 1, 2, 1, 2, True)]),
+        # Three ranks on two servers.
+        (3, 1, 1, 2, [(0, 0, 2, 0, 2, True), (0, 1, 2, 1, 2, True), (1, 0, 1, 0, 1, True)]),
+        # The same bytes everywhere: one copy per server, stored by the lowest rank there.
+        (4, 1, 4, 2, [(0, 0, 2, 0, 1, True), (0, 1, 2, 0, 1, False), (1, 0, 2, 0, 1, True), (1, 1, 2, 0, 1, False)]),
+        # Replicas that a server boundary cuts apart.
+        (3, 1, 3, 2, [(0, 0, 2, 0, 1, True), (0, 1, 2, 0, 1, False), (1, 0, 1, 0, 1, True)]),
+        # A pipeline stage per server.
+        (2, 2, 2, 2, [(0, 0, 2, 0, 1, True), (0, 1, 2, 0, 1, False), (1, 0, 2, 0, 1, True), (1, 1, 2, 0, 1, False)]),
+        (2, 2, 1, 1, [(0, 0, 4, 0, 4, True), (0, 1, 4, 1, 4, True), (0, 2, 4, 2, 4, True), (0, 3, 4, 3, 4, True)]),
+    ],
+)
+def test_ranks_and_parts_count_per_server(
+    tp: int, pp: int, replicas: int, servers: int, expected: list[tuple[int, ...]]
+) -> None:
+    ranks = [rank_of(rank, tp, pp, replicas, servers) for rank in range(tp * pp)]
+    assert [(r.server, r.rank, r.world_size, r.part, r.parts, r.stores) for r in ranks] == expected
+
+
+def test_context_parallel_ranks_hold_different_tokens_whatever_their_heads() -> None:
+    ranks = [rank_of(rank, 2, 1, 2, 1, dcp=2) for rank in range(2)]
+    assert [(r.part, r.parts, r.stores) for r in ranks] == [(0, 2, True), (1, 2, True)]
+
+
+def test_pipeline_stages_have_one_fingerprint_in_their_order() -> None:
+    one, two = Stage(b"1" * 32, 1), Stage(b"2" * 32, 1)
+    assert combine([one]) == one.fingerprint
+    assert len({combine([one, two]), combine([two, one]), one.fingerprint, two.fingerprint}) == 4
+    assert combine([one, two]) == combine([Stage(b"1" * 32, 1), Stage(b"2" * 32, 1)])
+    with pytest.raises(LayoutRefused, match="stage 1 has refused"):
+        combine([one, None])
+    with pytest.raises(LayoutRefused, match=r"\[1, 2\]"):
+        combine([one, Stage(b"2" * 32, 2)])
+
+
+def test_a_pipeline_stage_without_a_layer_of_some_group_is_refused() -> None:
+    config = fakes.kv_config(fakes.FullAttentionSpec(), fakes.SlidingWindowSpec())
+    config.kv_cache_groups[1].layer_names = []
+    with pytest.raises(GeometryRefused, match="no layer of group 1"):
+        geometry.resolve(config)

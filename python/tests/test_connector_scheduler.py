@@ -29,7 +29,7 @@ class Engine:
         self.client.answers = [Hit()]
         notes = Notes(logging.getLogger("test"), "scheduler")
         self.role = SchedulerRole(
-            geometry or full(), Settings("none", **settings), self.client, serves, 16, notes
+            geometry or full(), Settings(("none",), **settings), self.client, serves, 16, notes
         )
         self.role.set_ranks({(0, 0): RankReport(0, DOMAIN)})
 

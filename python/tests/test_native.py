@@ -56,9 +56,9 @@ class Server:
         self.log = os.path.join(directory, "log")
         self.process = None
 
-    def start(self, *more: str) -> None:
+    def start(self, *more: str, chunk_size: int = CHUNK) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")}
-        command = [program(), "serve", "--socket", self.socket, "--pool-size", "32MiB", "--chunk-size", str(CHUNK)]
+        command = [program(), "serve", "--socket", self.socket, "--pool-size", "32MiB", "--chunk-size", str(chunk_size)]
         command += more
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from vllm import __version__ as vllm_version
@@ -26,11 +26,12 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvasir import Client, KvasirError
+from kvasir.vllm import engine, identity, layout, worker
 from kvasir.vllm import geometry as geometries
-from kvasir.vllm import identity, layout, worker
+from kvasir.vllm.fleet import Fleet
 from kvasir.vllm.meta import RankReport, StepPlan, StepReport
 from kvasir.vllm.notes import Notes
-from kvasir.vllm.scheduler import Scheduled, SchedulerRole
+from kvasir.vllm.scheduler import SchedulerRole
 from kvasir.vllm.settings import Settings
 
 logger = init_logger("vllm.kvasir")
@@ -100,15 +101,19 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         self._geometry = geometries.resolve(kv_cache_config, self._dcp)
         for number, text in enumerate(self._geometry.warnings):
             self._notes.warn(f"geometry {number}", text)
-        self._client = Client(
-            self._settings.socket,
-            "scheduler" if scheduling else "worker",
-            f"vllm {vllm_version}, pid {os.getpid()}",
-            identity.engine_instance(vllm_config),
-            self._settings.deadline,
-            self._settings.heartbeat_interval,
-            self._settings.credit_bytes,
-        )
+        parallel = vllm_config.parallel_config
+        ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        # Servers that no rank uses hold nothing of this engine, so they are not asked either.
+        self._sockets = self._settings.sockets[:ranks]
+        if len(self._sockets) < len(self._settings.sockets):
+            self._notes.warn(
+                "sockets", f"{ranks} ranks use the first {ranks} of the {len(self._settings.sockets)} servers named"
+            )
+        rank = worker.rank_of(parallel, getattr(kv_cache_config, "kv_tp_replicas", 1), len(self._sockets))
+        clients = [self._connect(socket) for socket in (self._sockets if scheduling else [self._sockets[rank.server]])]
+        self._client: Client | Fleet = clients[0]
+        if len(clients) > 1:
+            self._client = Fleet(clients, self._settings.deadline, self._notes)
         # The scheduler's own granularity; the workers inflate theirs for hybrid models.
         block_size = vllm_config.cache_config.block_size if scheduling else None
         self._negotiate(block_size)
@@ -124,15 +129,25 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 block_size,
                 self._notes,
                 vllm_config.max_concurrent_batches,
+                ranks,
             )
         else:
-            parallel = vllm_config.parallel_config
-            rank = worker.rank_of(parallel, getattr(kv_cache_config, "kv_tp_replicas", 1))
             self._worker = worker.WorkerRole(
-                self._geometry, self._client, rank, self._notes, vllm_config.max_concurrent_batches
+                self._geometry, clients[0], rank, self._notes, vllm_config.max_concurrent_batches
             )
 
     # Start-up
+
+    def _connect(self, socket: str) -> Client:
+        return Client(
+            socket,
+            "scheduler" if self._role == KVConnectorRole.SCHEDULER else "worker",
+            f"vllm {vllm_version}, pid {os.getpid()}",
+            identity.engine_instance(self._vllm_config),
+            self._settings.deadline,
+            self._settings.heartbeat_interval,
+            self._settings.credit_bytes,
+        )
 
     def _negotiate(self, block_size: int | None) -> None:
         spans = [(group, span) for group, span in self._geometry.spans if span]
@@ -147,7 +162,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             if error.kind == "Unavailable":
                 self._notes.warn("away", f"{error}; the engine starts without it and uses it as soon as it answers")
                 return
-            raise ValueError(f"Kvasir at {self._settings.socket} cannot serve this model: {error}") from None
+            raise ValueError(f"Kvasir at {self._client.socket} cannot serve this model: {error}") from None
         self._geometry.check_chunk(chunk_size, block_size)
         for number, text in enumerate(self._client.warnings()):
             self._notes.warn(f"chunk {number}", text)
@@ -189,22 +204,19 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         """Registers the worker's tensors and prepares the report for the scheduler role."""
         assert self._worker is not None
         parallel = self._vllm_config.parallel_config
-        rank = worker.rank_of(parallel, 1).rank
+        rank = parallel.rank
         refused = worker.unsupported(parallel)
         if refused:
             self._rank_report = RankReport(rank, None, f"this version does not serve {' and '.join(refused)}")
             return
-        placed = layout.place(kv_caches, self._kv_cache_config, self._geometry)
-        backend, isa = _attention_tags(self._vllm_config, list(kv_caches))
+        placed, fingerprint = self._place(kv_caches)
         try:
             domain = {
                 "model": identity.model_name(self._vllm_config.model_config),
                 "weights_id": identity.weights_id(self._vllm_config, self._settings.weights_id),
                 "kv_dtype": identity.kv_dtype(self._vllm_config),
-                "fingerprint": layout.fingerprint(
-                    self._kv_cache_config, self._geometry, placed, backend, isa, self._dcp
-                ),
-                "parallel_shape": identity.parallel_shape(parallel),
+                "fingerprint": fingerprint,
+                "parallel_shape": identity.parallel_shape(parallel, self._sockets),
             }
         except OSError as error:
             self._rank_report = RankReport(rank, None, f"the weights have no identity: {error}")
@@ -214,9 +226,26 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.register(kv_caches, placed, domain)
         except KvasirError as error:
             if error.kind != "Unavailable":
-                raise ValueError(f"Kvasir at {self._settings.socket} refuses this engine's KV cache: {error}") from None
+                raise ValueError(f"Kvasir at {self._client.socket} refuses this engine's KV cache: {error}") from None
         self._worker.say_path()
         self._rank_report = RankReport(rank, domain)
+
+    def _place(self, kv_caches: dict[str, Any]) -> tuple[layout.Layout, bytes]:
+        """Where this worker's pages lie, and the fingerprint that all ranks have in common."""
+        if self._vllm_config.parallel_config.pipeline_parallel_size == 1:
+            return self._place_own(kv_caches)
+        try:
+            placed, own = self._place_own(kv_caches)
+        except Exception:
+            engine.exchange(None)  # the other stages wait for this one
+            raise
+        replicas = getattr(self._kv_cache_config, "kv_tp_replicas", 1)
+        return placed, layout.combine(engine.exchange(layout.Stage(own, replicas)))
+
+    def _place_own(self, kv_caches: dict[str, Any]) -> tuple[layout.Layout, bytes]:
+        placed = layout.place(kv_caches, self._kv_cache_config, self._geometry)
+        backend, isa = engine.attention_tags(self._vllm_config, list(kv_caches))
+        return placed, layout.fingerprint(self._kv_cache_config, self._geometry, placed, backend, isa, self._dcp)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """What this worker found at registration."""
@@ -265,7 +294,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         blocks = output.kv_connector_block_state
         plan = self._scheduler.build_plan(
-            _scheduled(output),
+            engine.scheduled(output),
             blocks.get_block_ids if blocks is not None else lambda _request_id: None,
             blocks.boundary_state_offloads if blocks is not None else {},
         )
@@ -356,35 +385,3 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.close()
         if self._worker is not None:
             self._worker.close()
-
-
-def _scheduled(output: Any) -> Iterator[Scheduled]:
-    counts = output.num_scheduled_tokens
-    drafts = output.scheduled_spec_decode_tokens
-    cached = output.scheduled_cached_reqs
-    for new in output.scheduled_new_reqs:
-        yield _step(new.req_id, new.num_computed_tokens, counts, drafts)
-    for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens):
-        yield _step(request_id, computed, counts, drafts)
-
-
-def _step(request_id: str, computed: int, counts: dict[str, int], drafts: dict[str, list[int]]) -> Scheduled:
-    guessed = len(drafts.get(request_id, ()))
-    return Scheduled(request_id, computed, computed + counts.get(request_id, 0) - guessed, guessed == 0)
-
-
-def _attention_tags(vllm_config: Any, layers: list[str]) -> tuple[str, str]:
-    """Names of the attention backends, and of the packing inside their pages.
-
-    The engine's version is part of the packing: pages are opaque, and what is inside may change with a release.
-    """
-    context = vllm_config.compilation_config.static_forward_context
-    backends, packings = set(), set()
-    for name in layers:
-        layer = context.get(name)
-        if layer is None or not hasattr(layer, "get_attn_backend"):
-            continue
-        backends.add(layer.get_attn_backend().get_name())
-        packings.add(str(getattr(layer, "isa", "")))
-    packings.discard("")
-    return "+".join(sorted(backends)) or "none", ",".join([*sorted(packings), f"vllm {vllm_version}"])

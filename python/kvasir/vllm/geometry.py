@@ -185,6 +185,10 @@ def _refusals(kv_cache_config: Any) -> list[str]:
     """What geometry cannot see: layers whose KV of a prefix depends on what follows it, or is kept elsewhere."""
     found = []
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        if not group.layer_names:
+            found.append(
+                f"this pipeline stage has no layer of group {index}, and every stage has to hold a part of every object"
+            )
         if any(getattr(spec, "non_causal", False) for _, spec in layer_specs(group)):
             found.append(f"group {index} attends non-causally, so the KV of a prefix depends on the tokens after it")
         if getattr(group, "host_resident", False):

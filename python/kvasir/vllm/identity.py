@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvasir import weights_identity
@@ -83,14 +83,20 @@ def binding_domain(vllm_config: Any, weights: bytes, spans: Iterable[int]) -> by
     return digest.digest()
 
 
-def parallel_shape(parallel_config: Any) -> str:
-    """How the model is split; engines of different shapes hold different bytes per rank."""
-    fields = {
+def parallel_shape(parallel_config: Any, sockets: Sequence[str] = ()) -> str:
+    """How the model is split; engines of different shapes hold different bytes per rank.
+
+    Of several servers, which one has which ranks follows from their order, so the order belongs to the shape: else an
+    engine that names them in another would find other ranks' bytes under its keys.
+    """
+    fields: dict[str, Any] = {
         "tp": parallel_config.tensor_parallel_size,
         "pp": parallel_config.pipeline_parallel_size,
         "dcp": parallel_config.decode_context_parallel_size,
         "pcp": getattr(parallel_config, "prefill_context_parallel_size", 1),
     }
+    if len(sockets) > 1:
+        fields["servers"] = hashlib.blake2b("\0".join(sockets).encode(), digest_size=8).hexdigest()
     return ",".join(f"{name}={value}" for name, value in fields.items())
 
 

@@ -7,8 +7,9 @@ views; a view's inner dimensions mean nothing here. Pages are opaque and always 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir import layout_fingerprint
@@ -177,3 +178,30 @@ def fingerprint(
             }
         )
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What a pipeline stage tells the others."""
+
+    fingerprint: bytes
+    replicas: int
+    """Tensor-parallel ranks that hold the same bytes."""
+
+
+def combine(stages: Sequence[Stage | None]) -> bytes:
+    """One fingerprint of all pipeline stages, first to last: an object holds the layers of all. None: a stage refused."""
+    known = [stage for stage in stages if stage is not None]
+    if len(known) < len(stages):
+        raise LayoutRefused(f"pipeline stage {stages.index(None)} has refused its tensors; its own error says why")
+    replicas = sorted({stage.replicas for stage in known})
+    if len(replicas) > 1:
+        raise LayoutRefused(
+            f"the pipeline stages hold the same KV on different numbers of tensor-parallel ranks ({replicas}), so the "
+            "shards of an object cannot be counted; run this model without pipeline parallelism"
+        )
+    if len(known) == 1:
+        return known[0].fingerprint
+    return hashlib.blake2b(
+        b"".join(stage.fingerprint for stage in known), digest_size=32, person=b"kvasir.stages"
+    ).digest()

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
-from kvasir import Client, Hit, KvasirError
+from kvasir import Client, KvasirError
+from kvasir.vllm.fleet import Answer, Fleet, Miss
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.requests import Pending, RequestState
 
 # Tails named in one lookup of a model with recurrent state, which can resume at boundaries inside any chunk.
 TAILS_MAX = 2048
-
-
-@dataclasses.dataclass(frozen=True)
-class Miss:
-    """The answer where there was none."""
-
-    hit_tokens: int = 0
-    pin: int = 0
-    loads: tuple[()] = ()
-    present_tokens: tuple[()] = ()
-    degraded: bool = True
 
 
 class Lookups:
@@ -32,7 +21,7 @@ class Lookups:
     round names those of the chunk where they do.
     """
 
-    def __init__(self, client: Client, geometry: Geometry, wait_s: float) -> None:
+    def __init__(self, client: Client | Fleet, geometry: Geometry, wait_s: float) -> None:
         self._client = client
         self._geometry = geometry
         self._wait_s = wait_s
@@ -44,7 +33,7 @@ class Lookups:
 
     def poll(
         self, state: RequestState, seed: bytes, chunk_size: int, cap: int, local: int, pin: bool
-    ) -> Hit | Miss | None:
+    ) -> Answer | None:
         """The answer for this request, or None while it is awaited. The caller owns the answer's pin."""
         pending = state.pending
         if pending and (pending.cap != cap or pending.local > local or (pin and not pending.pin)):
@@ -84,7 +73,7 @@ class Lookups:
 
     def exact(
         self, state: RequestState, seed: bytes, chunk_size: int, total: int, local: int
-    ) -> Hit | None:
+    ) -> Answer | None:
         """A hit of exactly `total` tokens, pinned, or nothing. Waits for the server up to the deadline."""
         tails = self._tails(state.known_tokens, chunk_size)
         offset = total % chunk_size
@@ -105,7 +94,7 @@ class Lookups:
         chain = state.chain_to(state.known_tokens, seed, chunk_size)
         return self._client.lookup_start(seed, state.session, chain, chain.num_chunks, tails, cap, local, pin)
 
-    def _result(self, ticket: int) -> Hit | Miss | None:
+    def _result(self, ticket: int) -> Answer | None:
         started = time.monotonic()
         try:
             return self._client.lookup_result(ticket, max(self._budget_s, 0.0))
@@ -131,7 +120,7 @@ class Lookups:
                 chunk -= 1
         return tails
 
-    def _second_round(self, state: RequestState, hit: Hit | Miss, chunk_size: int, cap: int) -> list[tuple[int, int]]:
+    def _second_round(self, state: RequestState, hit: Answer, chunk_size: int, cap: int) -> list[tuple[int, int]]:
         if hit.degraded or self._geometry.recurrent is not None:
             return []
         full = self._geometry.full

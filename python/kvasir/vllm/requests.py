@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from kvasir import Hit, KeyChain
+from kvasir import KeyChain
+from kvasir.vllm.fleet import Answer, Pins
 
 
 @dataclasses.dataclass
@@ -16,7 +17,7 @@ class Pending:
     cap: int
     local: int
     pin: bool
-    first: Hit | None = None
+    first: Answer | None = None
     """The answer of the first round, while a second round looks at the tails of another chunk."""
 
 
@@ -24,7 +25,7 @@ class Pending:
 class Offer:
     """A hit that the engine was told about and may take up in this scheduling pass."""
 
-    hit: Hit
+    hit: Answer
     local: int
     total: int
 
@@ -50,7 +51,7 @@ class RequestState:
         self.hashed = 0
         self.pending: Pending | None = None
         self.offer: Offer | None = None
-        self.held_pin = 0
+        self.held_pin: int | Pins = 0
         """Pin of the load that is under way; it keeps the promise until every rank has reported."""
         self.covered = [0] * object_groups
         """Per object group: tokens that need not be stored, because the server has them."""

@@ -13,10 +13,11 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvasir import Client, Hit, domain_seed
+from kvasir import Client, domain_seed
 from kvasir.vllm import loads
+from kvasir.vllm.fleet import Answer, Fleet, Pins, loads_by_server
 from kvasir.vllm.geometry import Geometry, GeometryRefused
-from kvasir.vllm.lookups import Lookups, Miss
+from kvasir.vllm.lookups import Lookups
 from kvasir.vllm.meta import Load, RankReport, StepPlan, StepReport, Stores
 from kvasir.vllm.notes import Notes
 from kvasir.vllm.requests import Offer, RequestState
@@ -47,11 +48,12 @@ class SchedulerRole:
         self,
         geometry: Geometry,
         settings: Settings,
-        client: Client,
+        client: Client | Fleet,
         serves_loads: bool,
         block_size: int | None,
         notes: Notes,
         steps_under_way: int = 1,
+        ranks: int = 1,
     ) -> None:
         self._geometry = geometry
         self._settings = settings
@@ -60,6 +62,7 @@ class SchedulerRole:
         self._block_size = block_size
         self._notes = notes
         self._steps_under_way = steps_under_way
+        self._ranks = ranks
         self._lookups = Lookups(client, geometry, settings.lookup_wait)
         self._domain: dict[str, Any] | None = None
         self._seed = b""
@@ -78,8 +81,12 @@ class SchedulerRole:
 
     @property
     def loads_async(self) -> bool:
-        """Whether this model's loads run between steps. Only a single full-attention group is loaded in its step."""
-        return not self._geometry.single_full
+        """Whether loads run between steps. Only a single full-attention group of a single rank is loaded in its step.
+
+        With several ranks a load may fail on one while the others go on in the same step, and store as good what
+        follows from the blocks that it lacks.
+        """
+        return self._ranks > 1 or not self._geometry.single_full
 
     # Start-up
 
@@ -186,13 +193,18 @@ class SchedulerRole:
         state.held_pin = hit.pin
         if not self.loads_async:
             self._step_loads.append(request.request_id)
-        fill = loads.plan(self._geometry, self._chunk_size, hit.loads, table, local, total)
-        if not fill.complete:
+        fills = [
+            loads.plan(self._geometry, self._chunk_size, objects, table, local, total)
+            for objects in loads_by_server(hit)
+        ]
+        if not all(fill.complete for fill in fills):
             self._notes.warn("incomplete", f"a hit of {total} tokens did not name every object that it needs")
             return
-        load.items, load.guarded, load.broken = fill.items, fill.guarded, False
+        load.items, load.guarded, load.broken = fills[0].items, fills[0].guarded, False
+        if len(fills) > 1:
+            load.by_server = [(fill.items, fill.guarded) for fill in fills]
 
-    def _hit_of(self, state: RequestState, offer: Offer | None, total: int) -> Hit | None:
+    def _hit_of(self, state: RequestState, offer: Offer | None, total: int) -> Answer | None:
         """The hit to load `total` tokens from: the offer's, or that of a shorter prefix if the engine takes less."""
         if offer is None:
             return None
@@ -284,7 +296,7 @@ class SchedulerRole:
         self._release(hit.pin)
         self._cover(state, hit)
 
-    def _cover(self, state: RequestState, hit: Hit | Miss) -> None:
+    def _cover(self, state: RequestState, hit: Answer) -> None:
         if hit.degraded:
             return
         for group in self._geometry.object_groups:
@@ -347,6 +359,6 @@ class SchedulerRole:
         if offer is not None:
             self._release(offer.hit.pin)
 
-    def _release(self, pin: int) -> None:
+    def _release(self, pin: int | Pins) -> None:
         if pin:
             self._client.release([pin])

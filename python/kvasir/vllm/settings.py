@@ -34,20 +34,23 @@ def _store(key: str, value: Any) -> str:
     return value
 
 
-def _socket(key: str, value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        if len(value) != 1:
-            raise ValueError(f"{key} names {len(value)} sockets; this version of the connector uses exactly one")
-        value = value[0]
-    return _text(key, value)
+def _sockets(key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        value = [value]
+    sockets = tuple(_text(key, socket) for socket in value)
+    if not sockets:
+        raise ValueError(f"{key} is an empty list; it has to name at least one socket")
+    if len(set(sockets)) < len(sockets):
+        raise ValueError(f"{key} names a socket twice: {', '.join(sockets)}; each server is named once")
+    return sockets
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """How one engine uses Kvasir."""
 
-    socket: str
-    """Path of the server's socket."""
+    sockets: tuple[str, ...]
+    """Path of the server's socket; of several servers, in the order in which ranks are dealt to them."""
     heartbeat_interval: float = 10.0
     """Seconds between attempts to repair a connection that was refused or failed."""
     deadline: float = 1.0
@@ -63,6 +66,11 @@ class Settings:
     credit_bytes: int = 64 << 20
     """Pool space that a worker holds ready for its next stores."""
 
+    @property
+    def where(self) -> str:
+        """The servers, for a message."""
+        return ", ".join(self.sockets)
+
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> Settings:
         """Reads the engine's extra configuration; keys of other prefixes are not ours and are left alone."""
@@ -71,19 +79,19 @@ class Settings:
         if unknown:
             raise ValueError(f"unknown settings {', '.join(unknown)}; known are {', '.join(sorted(_KEYS))}")
         values = {field: read(key, own[key]) for key, (field, read) in _KEYS.items() if own.get(key) is not None}
-        if "socket" not in values:
+        if "sockets" not in values:
             socket = os.environ.get("KVASIR_SOCKET")
             if not socket:
                 raise ValueError(
                     "no server named: set \"kvasir.socket\" in kv_connector_extra_config, or KVASIR_SOCKET in the "
                     "environment, to the path given to `kvasir serve --socket`"
                 )
-            values["socket"] = socket
+            values["sockets"] = (socket,)
         return cls(**values)
 
 
 _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "kvasir.socket": ("socket", _socket),
+    "kvasir.socket": ("sockets", _sockets),
     "kvasir.heartbeat_interval": ("heartbeat_interval", _positive),
     "kvasir.deadline": ("deadline", _positive),
     "kvasir.lookup_wait": ("lookup_wait", _positive),

@@ -25,7 +25,7 @@ LOAD_THREADS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """This worker among the workers of its engine."""
+    """This worker among the workers of its engine that use the same server."""
 
     rank: int
     world_size: int
@@ -33,7 +33,9 @@ class Rank:
     """The part of an object that it reads and writes."""
     parts: int
     stores: bool
-    """False where a lower rank holds the same bytes and stores them."""
+    """False where a lower rank of the same server holds the same bytes and stores them."""
+    server: int = 0
+    """Which of the engine's servers it uses."""
 
 
 @dataclasses.dataclass
@@ -125,20 +127,21 @@ class WorkerRole:
 
     def _run(self, load: Load) -> set[int]:
         """Copies; the blocks that hold nothing usable afterwards, which is none if all went well."""
-        everything = set(load.blocks) or {block for item in load.items for part in item[3] for block in part}
+        items, guarded = load.of(self._rank.server)
+        everything = set(load.blocks) or {block for item in items for part in item[3] for block in part}
         everything.discard(0)
         if load.broken or self._layout is None:
             return everything or {-1}
         try:
-            good = self._client.load(load.session, self._rank.part, load.items)
-            hollow = [index for index in load.guarded if good[index] and self._is_hollow(load.items[index])]
+            good = self._client.load(load.session, self._rank.part, items)
+            hollow = [index for index in guarded if good[index] and self._is_hollow(items[index])]
         except Exception as error:  # never into the engine: what was not loaded is computed
             self._notes.failure("load", "loading", error)
             return everything or {-1}
         if hollow:
             self._notes.info("hollow", "a window object no longer held the front of its chunk; computing instead")
         bad = {index for index, fine in enumerate(good) if not fine}.union(hollow)
-        return {block for index in bad for part in load.items[index][3] for block in part if block}
+        return {block for index in bad for part in items[index][3] for block in part if block}
 
     def _is_hollow(self, item: tuple[bytes, int, int, list[list[int]]]) -> bool:
         """Whether a block that was read is one that the object's writer no longer held.
@@ -208,16 +211,29 @@ def _is_zero(address: int, size: int) -> bool:
     return not any(ctypes.string_at(address, size))
 
 
-def rank_of(parallel_config: Any, replicas: int) -> Rank:
-    """Which part of an object a worker holds: one per pipeline stage and distinct tensor-parallel shard."""
+def server_of(rank: int, world_size: int, servers: int) -> int:
+    """Which of the engine's servers a rank uses: ranks in order, in runs as even as they go."""
+    return rank * servers // world_size
+
+
+def rank_of(parallel_config: Any, replicas: int, servers: int = 1) -> Rank:
+    """Which part of an object a worker holds: one per pipeline stage and distinct tensor-parallel shard.
+
+    Ranks and parts are counted among the workers of one server, each of which keeps whole objects of those parts.
+    """
     tp, pp = parallel_config.tensor_parallel_size, parallel_config.pipeline_parallel_size
-    rank = parallel_config.rank % (tp * pp)
-    stage, shard = divmod(rank, tp)
+    world = tp * pp
+    own = parallel_config.rank % world
     # Context parallel ranks hold different tokens even where the heads are the same.
     replicas = 1 if parallel_config.decode_context_parallel_size > 1 else max(replicas, 1)
-    shards = max(tp // replicas, 1)
-    part = stage * shards + shard // replicas
-    return Rank(rank, tp * pp, part, pp * shards, stores=shard % replicas == 0)
+    server = server_of(own, world, servers)
+    peers = [rank for rank in range(world) if server_of(rank, world, servers) == server]
+    shards = {rank: (rank // tp, rank % tp // replicas) for rank in peers}
+    parts = sorted(set(shards.values()))
+    lowest = min(rank for rank in peers if shards[rank] == shards[own])
+    return Rank(
+        peers.index(own), len(peers), parts.index(shards[own]), len(parts), stores=lowest == own, server=server
+    )
 
 
 def unsupported(parallel_config: Any) -> Sequence[str]:
@@ -225,6 +241,4 @@ def unsupported(parallel_config: Any) -> Sequence[str]:
     found = []
     if getattr(parallel_config, "prefill_context_parallel_size", 1) > 1:
         found.append("prefill context parallelism")
-    if parallel_config.pipeline_parallel_size > 1:
-        found.append("pipeline parallelism")
     return found

@@ -1,0 +1,54 @@
+"""What is read from the engine's own objects, apart from its interface for connectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from vllm import __version__ as vllm_version
+from vllm.distributed.parallel_state import get_pp_group
+
+from kvasir.vllm.layout import Stage
+from kvasir.vllm.scheduler import Scheduled
+
+
+def exchange(own: Stage | None) -> list[Stage | None]:
+    """What every pipeline stage says, first to last. All workers have to call it."""
+    group = get_pp_group()
+    stages: list[Stage | None] = [None] * group.world_size
+    torch.distributed.all_gather_object(stages, own, group=group.cpu_group)
+    return stages
+
+
+def scheduled(output: Any) -> Iterator[Scheduled]:
+    """The requests of a step."""
+    counts = output.num_scheduled_tokens
+    drafts = output.scheduled_spec_decode_tokens
+    cached = output.scheduled_cached_reqs
+    for new in output.scheduled_new_reqs:
+        yield _step(new.req_id, new.num_computed_tokens, counts, drafts)
+    for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens):
+        yield _step(request_id, computed, counts, drafts)
+
+
+def _step(request_id: str, computed: int, counts: dict[str, int], drafts: dict[str, list[int]]) -> Scheduled:
+    guessed = len(drafts.get(request_id, ()))
+    return Scheduled(request_id, computed, computed + counts.get(request_id, 0) - guessed, guessed == 0)
+
+
+def attention_tags(vllm_config: Any, layers: list[str]) -> tuple[str, str]:
+    """Names of the attention backends, and of the packing inside their pages.
+
+    The engine's version is part of the packing: pages are opaque, and what is inside may change with a release.
+    """
+    context = vllm_config.compilation_config.static_forward_context
+    backends, packings = set(), set()
+    for name in layers:
+        layer = context.get(name)
+        if layer is None or not hasattr(layer, "get_attn_backend"):
+            continue
+        backends.add(layer.get_attn_backend().get_name())
+        packings.add(str(getattr(layer, "isa", "")))
+    packings.discard("")
+    return "+".join(sorted(backends)) or "none", ",".join([*sorted(packings), f"vllm {vllm_version}"])
