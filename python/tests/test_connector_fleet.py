@@ -65,7 +65,9 @@ class Server(Client):
     def lookup_cancel(self, ticket: int) -> None:
         self.cancelled.append(ticket)
 
-    def negotiate(self, alignment: int, spans: Any, preferred_base: int) -> int:
+    def negotiate(
+        self, alignment: int, spans: Any, preferred_base: int, binding_domain: bytes | None = None
+    ) -> int:
         if isinstance(self.size, KvasirError):
             raise self.size
         return self.size

@@ -12,7 +12,9 @@ from kvasir.vllm import identity
 
 
 def config(model: pathlib.Path | str, load_format: str = "auto", engine: str = "e", **fields: Any) -> Any:
-    hf_config = types.SimpleNamespace(architectures=["Tiny"], _commit_hash=fields.pop("commit", None))
+    hf_config = types.SimpleNamespace(
+        architectures=["Tiny"], _commit_hash=fields.pop("commit", None), **fields.pop("hf", {})
+    )
     model_config = types.SimpleNamespace(
         model=str(model), dtype="torch.bfloat16", quantization=None, hf_overrides={}, hf_config=hf_config
     )
@@ -65,3 +67,70 @@ def test_dummy_weights_belong_to_their_engine_alone() -> None:
 
 def test_auto_is_the_models_own_type() -> None:
     assert identity.kv_dtype(config("acme/tiny")) == "bfloat16"
+
+
+LONG_ROPE = {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}}
+
+
+@pytest.mark.parametrize(
+    "hf",
+    [
+        LONG_ROPE,
+        {"rope_scaling": {"type": "dynamic", "factor": 2}},
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn"}, "sliding_attention": {"rope_type": "default"}}},
+        {"text_config": LONG_ROPE},
+    ],
+)
+def test_the_longest_context_counts_where_it_can_turn_keys(tmp_path: pathlib.Path, hf: dict[str, Any]) -> None:
+    for model, given in ((weights(tmp_path / "a"), {}), ("acme/tiny", {"commit": "abc"})):
+        short, long = (config(model, hf=hf, max_model_len=length, **given) for length in (4096, 8192))
+        assert identity.model_name(short.model_config) != identity.model_name(long.model_config)
+        again = config(model, hf=hf, max_model_len=4096, **given)
+        assert identity.model_name(short.model_config) == identity.model_name(again.model_config)
+    short, long = (config(tmp_path / "a", hf=hf, max_model_len=length) for length in (4096, 8192))
+    assert identity.weights_id(short, None) != identity.weights_id(long, None)
+
+
+def test_the_trained_context_counts() -> None:
+    names = {
+        identity.model_name(config("acme/tiny", hf=hf, max_model_len=4096).model_config)
+        for hf in (
+            LONG_ROPE,
+            {"rope_parameters": {"rope_type": "longrope"}, "original_max_position_embeddings": 2048},
+            {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 2048}},
+        )
+    }
+    assert len(names) == 2, names
+
+
+def test_a_plain_rotation_or_a_fitted_length_is_shared() -> None:
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    one, other = (config("acme/tiny", hf=plain, max_model_len=length).model_config for length in (4096, 8192))
+    assert identity.model_name(one) == identity.model_name(other)
+    fitted = [
+        config("acme/tiny", hf=LONG_ROPE, max_model_len=length, original_max_model_len=-1).model_config
+        for length in (9000, 8000)
+    ]
+    assert identity.model_name(fitted[0]) == identity.model_name(fitted[1])
+
+
+def test_a_configuration_from_elsewhere_counts_by_its_content(tmp_path: pathlib.Path) -> None:
+    place = weights(tmp_path / "a")
+    base = config(place, hf={"rope_theta": 1, "_name_or_path": "here"})
+    same, moved, changed = (
+        config(place, hf={"rope_theta": theta, "_name_or_path": path}, hf_config_path=path)
+        for theta, path in ((1, "acme/config"), (1, "acme/copy"), (2, "acme/config"))
+    )
+    assert identity.model_name(same.model_config) == identity.model_name(moved.model_config)
+    for one, other in ((base, same), (same, changed)):
+        assert identity.model_name(one.model_config) != identity.model_name(other.model_config)
+        assert identity.weights_id(one, None) != identity.weights_id(other, None)
+
+
+def test_the_commit_of_another_repository_says_nothing_about_the_weights() -> None:
+    with pytest.raises(OSError, match=r"kvasir\.weights_id"):
+        identity.weights_id(config("acme/tiny", commit="abc", hf_config_path="acme/config"), None)
+    pinned = config("acme/tiny", commit="abc", hf_config_path="acme/config", revision="0" * 40)
+    assert identity.weights_id(pinned, None) == b"acme/tiny@" + b"0" * 40
+    beside = config("acme/tiny", commit="abc", hf_config_path="acme/tiny")
+    assert identity.weights_id(beside, None) == b"acme/tiny@abc"

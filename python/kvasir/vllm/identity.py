@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kvasir import weights_identity
@@ -36,11 +38,64 @@ def _overrides(model_config: Any) -> str:
     if callable(overrides):
         # Code cannot be compared, but its effect can: the configuration that came out.
         overrides = model_config.hf_config.to_json_string()
-    elif isinstance(overrides, dict):
-        overrides = sorted(overrides.items(), key=str)
+    elif isinstance(overrides, dict) and overrides:
+        overrides = json.dumps(overrides, sort_keys=True, default=str)
     if overrides:
         parts.append(f"overrides={overrides}")
+    parts += _foreign_config(model_config)
+    parts += _rope(model_config)
     return ";".join(parts)
+
+
+def _foreign_config(model_config: Any) -> list[str]:
+    """The configuration, where it does not lie beside the weights and so is not covered by their identity."""
+    if not _has_foreign_config(model_config):
+        return []
+    resolved = _as_dict(getattr(model_config, "hf_config", None))
+    # Where it was read from says nothing about values.
+    fields = {key: value for key, value in resolved.items() if key not in ("_name_or_path", "_commit_hash")}
+    text = json.dumps(fields, sort_keys=True, default=str)
+    return [f"config={hashlib.sha256(text.encode()).hexdigest()}"]
+
+
+def _has_foreign_config(model_config: Any) -> bool:
+    path = getattr(model_config, "hf_config_path", None)
+    return bool(path) and path != model_config.model
+
+
+def _rope(model_config: Any) -> list[str]:
+    """What decides how a scaled rotary embedding turns the keys.
+
+    With long rope the engine's longest context chooses between two sets of factors, for all positions. Names of kinds
+    are left out: engines rewrite them while they load the model, and then roles would disagree.
+    """
+    rotations = list(_scaled_rotations(_as_dict(getattr(model_config, "hf_config", None))))
+    if not rotations:
+        return []
+    # "auto" is fitted to memory after the model was built for the longest context of its configuration.
+    fitted = getattr(model_config, "original_max_model_len", None) == -1
+    longest = "auto" if fitted else getattr(model_config, "max_model_len", None)
+    originals = sorted({str(original) for original in rotations if original is not None})
+    return [f"max_model_len={longest}", f"original_max_position_embeddings={','.join(originals)}"]
+
+
+def _scaled_rotations(config: dict[str, Any]) -> Iterator[Any]:
+    """The trained context length (or None) beside every scaled rotary embedding, nested configurations included."""
+    for key, value in config.items():
+        if not isinstance(value, dict):
+            continue
+        if key in ("rope_scaling", "rope_parameters"):
+            # One for all layers, or one per kind of layer.
+            for rope in (value, *(inner for inner in value.values() if isinstance(inner, dict))):
+                if rope.get("rope_type", rope.get("type", "default")) not in ("default", None):
+                    yield rope.get("original_max_position_embeddings")
+                    yield config.get("original_max_position_embeddings")
+        else:
+            yield from _scaled_rotations(value)
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    return config.to_dict() if hasattr(config, "to_dict") else dict(getattr(config, "__dict__", {}))
 
 
 def weights_id(vllm_config: Any, chosen: str | None) -> bytes:
@@ -56,7 +111,12 @@ def weights_id(vllm_config: Any, chosen: str | None) -> bytes:
         return b"dummy:" + engine_instance(vllm_config)
     if os.path.isdir(model_config.model):
         return weights_identity(model_config.model, _overrides(model_config))
-    commit = getattr(model_config.hf_config, "_commit_hash", None)
+    if _has_foreign_config(model_config):
+        # The commit in the configuration is that of another repository.
+        revision = getattr(model_config, "revision", None) or ""
+        commit = revision if re.fullmatch("[0-9a-f]{40}", revision) else None
+    else:
+        commit = getattr(model_config.hf_config, "_commit_hash", None)
     if commit:
         return f"{model_config.model}@{commit}".encode()
     raise FileNotFoundError(
