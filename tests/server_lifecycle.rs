@@ -139,6 +139,49 @@ fn socket_paths_that_cannot_be_used_say_why() {
 }
 
 #[test]
+fn a_foreign_file_in_the_place_of_the_lock_is_not_touched() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("k.sock").to_str().unwrap().to_owned();
+    let lock = format!("{socket}.lock");
+    let serve = ["serve", "--socket", &socket, "--pool-size", "1MiB"];
+    fs::write(&lock, "dependencies\n").unwrap();
+    let (code, _, error) = run(&serve, |_| {});
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains(&lock) && error.contains("13 bytes"), "{error}");
+    assert_eq!(fs::read_to_string(&lock).unwrap(), "dependencies\n");
+
+    // A start that is refused for another reason leaves what was there before it.
+    fs::write(&lock, "").unwrap();
+    fs::write(&socket, "mine").unwrap();
+    let (code, _, error) = run(&serve, |_| {});
+    assert_eq!(code, Some(1), "{error}");
+    assert_eq!(
+        names(directory.path()),
+        BTreeSet::from(["k.sock", "k.sock.lock"].map(String::from))
+    );
+}
+
+#[test]
+fn a_stop_leaves_the_names_of_the_next_server() {
+    let mut server = ServerProcess::start();
+    let lock = format!("{}.lock", server.socket().to_str().unwrap());
+    // Somebody cleans up behind the server's back and a second one takes the path.
+    fs::remove_file(server.socket()).unwrap();
+    fs::remove_file(&lock).unwrap();
+    let _successor = UnixListener::bind(server.socket()).unwrap();
+    fs::write(&lock, "1\n").unwrap();
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success(), "{}", server.log());
+    assert!(server.socket().exists());
+    assert_eq!(fs::read_to_string(&lock).unwrap(), "1\n");
+
+    let mut server = ServerProcess::start();
+    fs::remove_file(format!("{}.lock", server.socket().to_str().unwrap())).unwrap();
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success(), "{}", server.log());
+}
+
+#[test]
 fn settings_have_one_order_of_precedence() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kvasir.toml");
