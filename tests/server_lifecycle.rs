@@ -182,6 +182,33 @@ fn a_stop_leaves_the_names_of_the_next_server() {
 }
 
 #[test]
+fn a_server_that_does_not_accept_keeps_nobody_waiting() {
+    use nix::sys::socket::{Backlog, listen};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("k.sock");
+    let socket = path.to_str().unwrap();
+    let listener = UnixListener::bind(&path).unwrap();
+    // Room for one connection, which is taken.
+    listen(&listener, Backlog::new(0).unwrap()).unwrap();
+    let _waiting = UnixStream::connect(&path).unwrap();
+    let (code, _, error) = run(&["serve", "--socket", socket, "--pool-size", "1MiB"], |_| {});
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("another server is running"), "{error}");
+    let (code, _, error) = run(&["status", "--socket", socket], |_| {});
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("no answer within 5 s"), "{error}");
+
+    // A stopped server has room, but does not answer.
+    let server = ServerProcess::start();
+    server.signal(Signal::SIGSTOP);
+    let socket = server.socket().to_str().unwrap();
+    let (code, _, error) = run(&["status", "--socket", socket], |_| {});
+    server.signal(Signal::SIGCONT);
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("no answer within 5 s"), "{error}");
+}
+
+#[test]
 fn settings_have_one_order_of_precedence() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kvasir.toml");
@@ -458,6 +485,12 @@ fn status_of_no_server_and_a_reader_that_leaves() {
         error.contains("none.sock") && error.contains("kvasir serve"),
         "{error}"
     );
+    let long = directory.path().join("x".repeat(150));
+    for (path, why) in [(&*long, "107"), (directory.path(), "is a directory")] {
+        let (code, _, error) = run(&["status", "--socket", path.to_str().unwrap()], |_| {});
+        assert_eq!(code, Some(1));
+        assert!(error.contains(why), "{error}");
+    }
 
     for args in [&["vllm-args"][..], &["serve", "--print-config"], &["--help"]] {
         let (reader, writer) = nix::unistd::pipe().unwrap();
