@@ -139,6 +139,76 @@ fn socket_paths_that_cannot_be_used_say_why() {
 }
 
 #[test]
+fn a_foreign_file_in_the_place_of_the_lock_is_not_touched() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("k.sock").to_str().unwrap().to_owned();
+    let lock = format!("{socket}.lock");
+    let serve = ["serve", "--socket", &socket, "--pool-size", "1MiB"];
+    fs::write(&lock, "dependencies\n").unwrap();
+    let (code, _, error) = run(&serve, |_| {});
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains(&lock) && error.contains("13 bytes"), "{error}");
+    assert_eq!(fs::read_to_string(&lock).unwrap(), "dependencies\n");
+
+    // A start that is refused for another reason leaves what was there before it.
+    fs::write(&lock, "").unwrap();
+    fs::write(&socket, "mine").unwrap();
+    let (code, _, error) = run(&serve, |_| {});
+    assert_eq!(code, Some(1), "{error}");
+    assert_eq!(
+        names(directory.path()),
+        BTreeSet::from(["k.sock", "k.sock.lock"].map(String::from))
+    );
+}
+
+#[test]
+fn a_stop_leaves_the_names_of_the_next_server() {
+    let mut server = ServerProcess::start();
+    let lock = format!("{}.lock", server.socket().to_str().unwrap());
+    // Somebody cleans up behind the server's back and a second one takes the path.
+    fs::remove_file(server.socket()).unwrap();
+    fs::remove_file(&lock).unwrap();
+    let _successor = UnixListener::bind(server.socket()).unwrap();
+    fs::write(&lock, "1\n").unwrap();
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success(), "{}", server.log());
+    assert!(server.socket().exists());
+    assert_eq!(fs::read_to_string(&lock).unwrap(), "1\n");
+
+    let mut server = ServerProcess::start();
+    fs::remove_file(format!("{}.lock", server.socket().to_str().unwrap())).unwrap();
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success(), "{}", server.log());
+}
+
+#[test]
+fn a_server_that_does_not_accept_keeps_nobody_waiting() {
+    use nix::sys::socket::{Backlog, listen};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("k.sock");
+    let socket = path.to_str().unwrap();
+    let listener = UnixListener::bind(&path).unwrap();
+    // Room for one connection, which is taken.
+    listen(&listener, Backlog::new(0).unwrap()).unwrap();
+    let _waiting = UnixStream::connect(&path).unwrap();
+    let (code, _, error) = run(&["serve", "--socket", socket, "--pool-size", "1MiB"], |_| {});
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("another server is running"), "{error}");
+    let (code, _, error) = run(&["status", "--socket", socket], |_| {});
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("no answer within 5 s"), "{error}");
+
+    // A stopped server has room, but does not answer.
+    let server = ServerProcess::start();
+    server.signal(Signal::SIGSTOP);
+    let socket = server.socket().to_str().unwrap();
+    let (code, _, error) = run(&["status", "--socket", socket], |_| {});
+    server.signal(Signal::SIGCONT);
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("no answer within 5 s"), "{error}");
+}
+
+#[test]
 fn settings_have_one_order_of_precedence() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kvasir.toml");
@@ -415,6 +485,12 @@ fn status_of_no_server_and_a_reader_that_leaves() {
         error.contains("none.sock") && error.contains("kvasir serve"),
         "{error}"
     );
+    let long = directory.path().join("x".repeat(150));
+    for (path, why) in [(&*long, "107"), (directory.path(), "is a directory")] {
+        let (code, _, error) = run(&["status", "--socket", path.to_str().unwrap()], |_| {});
+        assert_eq!(code, Some(1));
+        assert!(error.contains(why), "{error}");
+    }
 
     for args in [&["vllm-args"][..], &["serve", "--print-config"], &["--help"]] {
         let (reader, writer) = nix::unistd::pipe().unwrap();

@@ -2,16 +2,20 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use nix::errno::Errno;
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use serde_json::Value;
 
 use super::output::{fail, print};
-use super::socket;
+use super::socket::default_path;
+use crate::server::config::MAX_SOCKET_PATH_BYTES;
 use crate::wire::{
     Encoder, FrameReader, Hello, PROTOCOL_VERSION, PeerKind, Reply, Request, WireError, decode_reply,
 };
@@ -35,16 +39,36 @@ pub(super) struct StatusArgs {
 enum StatusError {
     #[error("no server on {}: {source}; start one with kvasir serve", path.display())]
     Connect { path: PathBuf, source: io::Error },
+    #[error(
+        "socket path {} has {} bytes, the system allows {MAX_SOCKET_PATH_BYTES}; no server can be there",
+        .0.display(),
+        .0.as_os_str().len()
+    )]
+    TooLong(PathBuf),
+    #[error("{} is a directory; name the socket in it", .0.display())]
+    IsDirectory(PathBuf),
+    #[error("no answer within {} s; the server is stopped, overloaded or being debugged", PATIENCE.as_secs())]
+    NoAnswer,
     #[error("the server did not answer: {0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
     #[error("the server refused: {0}")]
     Refused(WireError),
     #[error("the server's answer makes no sense: {0}")]
     Nonsense(String),
 }
 
+impl From<io::Error> for StatusError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            // What an expired timeout of a socket looks like.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::NoAnswer,
+            _ => Self::Io(error),
+        }
+    }
+}
+
 pub(super) fn run(args: &StatusArgs) -> ExitCode {
-    let path = args.socket.clone().unwrap_or_else(socket::default_path);
+    let path = args.socket.clone().unwrap_or_else(default_path);
     match ask(&path) {
         Ok(json) if args.json => print(&format!("{json}\n")),
         Ok(json) => print(&table(&json)),
@@ -53,12 +77,8 @@ pub(super) fn run(args: &StatusArgs) -> ExitCode {
 }
 
 fn ask(path: &Path) -> Result<Value, StatusError> {
-    let mut stream = UnixStream::connect(path).map_err(|source| StatusError::Connect {
-        path: path.to_owned(),
-        source,
-    })?;
+    let mut stream = connect_to(path)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
     let mut reader = FrameReader::new();
     let hello = Request::Hello(Hello {
         protocol_version: PROTOCOL_VERSION,
@@ -78,6 +98,36 @@ fn ask(path: &Path) -> Result<Value, StatusError> {
         }
         other => Err(unexpected(&other)),
     }
+}
+
+/// Connects, and waits no longer than [`PATIENCE`] for room in the queue of a server that does not accept.
+fn connect_to(path: &Path) -> Result<UnixStream, StatusError> {
+    if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
+        return Err(StatusError::TooLong(path.to_owned()));
+    }
+    if path.is_dir() {
+        return Err(StatusError::IsDirectory(path.to_owned()));
+    }
+    let no_server = |error: Errno| match error {
+        Errno::EAGAIN => StatusError::NoAnswer,
+        error => StatusError::Connect {
+            path: path.to_owned(),
+            source: error.into(),
+        },
+    };
+    let address = UnixAddr::new(path).map_err(no_server)?;
+    let socket = socket::socket(
+        AddressFamily::Unix,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+    .map_err(io::Error::from)?;
+    let stream = UnixStream::from(socket);
+    // Set before the call: it bounds a connect as well as a write.
+    stream.set_write_timeout(Some(PATIENCE))?;
+    socket::connect(stream.as_raw_fd(), &address).map_err(no_server)?;
+    Ok(stream)
 }
 
 fn unexpected(reply: &Reply) -> StatusError {

@@ -10,10 +10,10 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, socket};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, socket};
 use nix::sys::stat::{Mode, fchmod};
 
 use super::config::MAX_SOCKET_PATH_BYTES;
@@ -128,8 +128,8 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketName), ListenError> {
             Ok((listener, SocketName { path, identity, lock }))
         }
         Err(error) => {
-            // The lock is still held, so nobody else has come to rely on the file.
-            let _ = lock.remove();
+            // The lock is still held, so nobody else has come to rely on a file made just now.
+            let _ = lock.give_up();
             Err(error)
         }
     }
@@ -227,18 +227,28 @@ fn prepare(path: &Path) -> Result<(), ListenError> {
             path: path.to_owned(),
         });
     }
-    match UnixStream::connect(path) {
+    let in_use = || ListenError::InUse {
+        path: path.to_owned(),
+        pid: None,
+    };
+    match probe(path) {
         // Something listens that does not take our lock; whatever it is, it lives.
-        Ok(_) => Err(ListenError::InUse {
-            path: path.to_owned(),
-            pid: None,
-        }),
+        Ok(()) => Err(in_use()),
+        // It listens, and more wait to be accepted than its queue holds.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(in_use()),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             fs::remove_file(path).map_err(failed("unlink"))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(failed("connect")(error)),
     }
+}
+
+/// Connects without waiting: a listener whose queue is full would keep us for as long as it does not accept.
+fn probe(path: &Path) -> io::Result<()> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    Ok(connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?)
 }
 
 /// Binds with mode 0600 from the first moment: Linux takes the name's mode from the socket's own, so no mask of the
@@ -261,6 +271,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
 
     fn directory() -> tempfile::TempDir {
         tempfile::tempdir().unwrap()

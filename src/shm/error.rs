@@ -1,6 +1,7 @@
 //! What can go wrong with shared memory, with the numbers that were involved.
 
 use std::io;
+use std::path::PathBuf;
 
 /// A failure to create, seal, map, lock or address shared memory.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +15,17 @@ pub enum ShmError {
         what: String,
         /// The kernel's answer.
         source: io::Error,
+    },
+    /// Where a lock file should be is something that no holder can have left; it was not touched.
+    #[error(
+        "{} is {found}, not a lock file; it was left alone: move it away or use another path",
+        path.display()
+    )]
+    NotALockFile {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: String,
     },
     /// A region of this size cannot exist.
     #[error("a shared region of {len} bytes is not possible; sizes are 1 to {max} bytes")]

@@ -110,15 +110,64 @@ fn a_lock_on_a_file_that_was_replaced_meanwhile_does_not_count() {
 }
 
 #[test]
-fn a_symbolic_link_is_not_followed() {
+fn what_no_holder_left_is_not_touched() {
     let dir = tempfile::tempdir().unwrap();
-    let target = dir.path().join("precious");
-    std::fs::write(&target, "text").unwrap();
     let path = dir.path().join("socket.lock");
+    for text in [
+        "my notes\n",
+        "12\n13\n",
+        "\n",
+        "-1\n",
+        "12345678901234567890123456789012345\n",
+    ] {
+        std::fs::write(&path, text).unwrap();
+        match LockFile::acquire(&path) {
+            Err(ShmError::NotALockFile { found, .. }) => {
+                assert!(found.contains(&format!("{} bytes", text.len())), "{found}");
+            }
+            other => panic!("{text:?}: {other:?}"),
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+    for text in ["", "12", "4194304\n"] {
+        std::fs::write(&path, text).unwrap();
+        let lock = taken(&path);
+        lock.give_up().unwrap();
+        assert!(path.exists(), "it was there before");
+    }
+    std::fs::remove_file(&path).unwrap();
+    taken(&path).give_up().unwrap();
+    assert!(!path.exists(), "it was made for this attempt");
+
+    let target = dir.path().join("precious");
+    std::fs::write(&target, "").unwrap();
     std::os::unix::fs::symlink(&target, &path).unwrap();
-    assert!(matches!(
-        LockFile::acquire(&path),
-        Err(ShmError::Os { call: "open", .. })
-    ));
-    assert_eq!(std::fs::read_to_string(&target).unwrap(), "text");
+    refused(&path, "symbolic link");
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    refused(&path, "directory");
+    std::fs::remove_dir(&path).unwrap();
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    refused(&path, "not a regular file");
+}
+
+fn refused(path: &Path, why: &str) {
+    match LockFile::acquire(path) {
+        Err(ShmError::NotALockFile { found, .. }) => assert!(found.contains(why), "{found}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn only_the_own_name_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket.lock");
+    let first = taken(&path);
+    std::fs::remove_file(&path).unwrap();
+    let second = taken(&path);
+    first.remove().unwrap();
+    assert!(path.exists(), "the name is the second holder's");
+    std::fs::remove_file(&path).unwrap();
+    second.remove().unwrap();
 }
