@@ -7,7 +7,7 @@
 //! [`ForkClosedFd`] are closed in every forked child before `fork` returns there. (Children made by `vfork`, `posix_spawn` or
 //! `exec` lose them by `CLOEXEC`.)
 //!
-//! Unsafe is opened here for `pthread_atfork` and for the `close` in its child handler. The invariant: a slot of [`SLOTS`]
+//! Unsafe is opened here for `pthread_atfork` and for the `close` in its child handler. The invariant: a slot of `SLOTS`
 //! holds either 0 or one more than a descriptor that the slot owns alone, and whoever swaps it out closes it. The handlers touch
 //! atomics and call `close` only, which a child of a threaded process may.
 
