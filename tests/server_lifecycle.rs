@@ -647,6 +647,29 @@ fn more_connections_than_allowed_are_refused_and_come_back() {
 }
 
 #[test]
+fn the_limit_of_connections_holds_in_a_burst() {
+    const LIMIT: usize = 2 + 64;
+    let server = ServerProcess::with_args(&["--pool-size", "16MiB", "--max-clients", "2"]);
+    // They all wait in the queue before the server accepts the first.
+    server.signal(Signal::SIGSTOP);
+    let mut burst: Vec<_> = (0..2 * LIMIT).map(|_| server.connect()).collect();
+    for client in &mut burst {
+        let (_, frame) = client.frame(&hello(false));
+        client.send_bytes(&frame).unwrap();
+    }
+    server.signal(Signal::SIGCONT);
+    let mut admitted = 0;
+    for client in &mut burst {
+        match client.receive() {
+            Some((_, Reply::Hello(_))) => admitted += 1,
+            Some((_, Reply::Error(error))) => assert_eq!(error.code, ErrorCode::LimitExceeded, "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(admitted, LIMIT);
+}
+
+#[test]
 fn a_server_without_descriptors_waits_and_carries_on() {
     let mut server = ServerProcess::with_open_files(48, &["--pool-size", "16MiB"]);
     let mut old = server.worker();
