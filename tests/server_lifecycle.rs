@@ -165,6 +165,8 @@ fn a_foreign_file_in_the_place_of_the_lock_is_not_touched() {
 fn a_stop_leaves_the_names_of_the_next_server() {
     let mut server = ServerProcess::start();
     let lock = format!("{}.lock", server.socket().to_str().unwrap());
+    // It is told to stop only when it listens to signals.
+    server.wait_log("ready");
     // Somebody cleans up behind the server's back and a second one takes the path.
     fs::remove_file(server.socket()).unwrap();
     fs::remove_file(&lock).unwrap();
@@ -176,6 +178,7 @@ fn a_stop_leaves_the_names_of_the_next_server() {
     assert_eq!(fs::read_to_string(&lock).unwrap(), "1\n");
 
     let mut server = ServerProcess::start();
+    server.wait_log("ready");
     fs::remove_file(format!("{}.lock", server.socket().to_str().unwrap())).unwrap();
     server.signal(Signal::SIGTERM);
     assert!(server.wait().success(), "{}", server.log());
