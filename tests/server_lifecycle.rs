@@ -165,6 +165,8 @@ fn a_foreign_file_in_the_place_of_the_lock_is_not_touched() {
 fn a_stop_leaves_the_names_of_the_next_server() {
     let mut server = ServerProcess::start();
     let lock = format!("{}.lock", server.socket().to_str().unwrap());
+    // It is told to stop only when it listens to signals.
+    server.wait_log("ready");
     // Somebody cleans up behind the server's back and a second one takes the path.
     fs::remove_file(server.socket()).unwrap();
     fs::remove_file(&lock).unwrap();
@@ -176,6 +178,7 @@ fn a_stop_leaves_the_names_of_the_next_server() {
     assert_eq!(fs::read_to_string(&lock).unwrap(), "1\n");
 
     let mut server = ServerProcess::start();
+    server.wait_log("ready");
     fs::remove_file(format!("{}.lock", server.socket().to_str().unwrap())).unwrap();
     server.signal(Signal::SIGTERM);
     assert!(server.wait().success(), "{}", server.log());
@@ -644,6 +647,29 @@ fn more_connections_than_allowed_are_refused_and_come_back() {
         let (_, frame) = client.frame(&hello(false));
         client.send_bytes(&frame).is_ok() && matches!(client.receive(), Some((_, Reply::Hello(_))))
     });
+}
+
+#[test]
+fn the_limit_of_connections_holds_in_a_burst() {
+    const LIMIT: usize = 2 + 64;
+    let server = ServerProcess::with_args(&["--pool-size", "16MiB", "--max-clients", "2"]);
+    // They all wait in the queue before the server accepts the first.
+    server.signal(Signal::SIGSTOP);
+    let mut burst: Vec<_> = (0..2 * LIMIT).map(|_| server.connect()).collect();
+    for client in &mut burst {
+        let (_, frame) = client.frame(&hello(false));
+        client.send_bytes(&frame).unwrap();
+    }
+    server.signal(Signal::SIGCONT);
+    let mut admitted = 0;
+    for client in &mut burst {
+        match client.receive() {
+            Some((_, Reply::Hello(_))) => admitted += 1,
+            Some((_, Reply::Error(error))) => assert_eq!(error.code, ErrorCode::LimitExceeded, "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(admitted, LIMIT);
 }
 
 #[test]

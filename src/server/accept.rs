@@ -15,7 +15,8 @@ use super::state::Server;
 use crate::shm::fdpass::{PeerCred, peer_cred};
 use crate::wire::{ErrorCode, Reply, WireError};
 
-/// Connections beyond the clients that may have a slab: status and other commands have to get through.
+/// Connections beyond the clients that may have a slab, for status and other commands. They are not set aside:
+/// whoever connects first has them, and a peer that never says hello keeps one for as long as it is waited for.
 const SPARE_CONNECTIONS: usize = 64;
 /// How long to wait when the process or the machine has no descriptors left.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
@@ -51,7 +52,9 @@ fn admit(server: &Rc<Server>, stream: UnixStream) {
     };
     match check(server, cred) {
         Ok(()) => {
-            tokio::task::spawn_local(connection::serve(Rc::clone(server), stream, cred));
+            // Counted before the task first runs: a burst of connections is accepted without a pause between.
+            let counted = server.connection();
+            tokio::task::spawn_local(connection::serve(Rc::clone(server), stream, cred, counted));
         }
         Err(error) => {
             info!(pid = cred.pid, uid = cred.uid, %error, "connection refused");

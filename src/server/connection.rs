@@ -14,7 +14,7 @@ use tracing::{debug, info};
 
 use super::dispatch::{self, Session};
 use super::outbox::{Full, Outbox};
-use super::state::Server;
+use super::state::{ConnectionCount, Server};
 use crate::shm::fdpass::{FdPassError, PeerCred, recv_with_fds};
 use crate::wire::{
     DecodeError, ErrorCode, FrameError, FrameReader, Reply, Request, WireError, decode_request,
@@ -62,9 +62,8 @@ struct Connection {
     drain: watch::Receiver<bool>,
 }
 
-/// Serves one peer until either side ends it.
-pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, cred: PeerCred) {
-    let _count = server.connection();
+/// Serves one peer until either side ends it; `_counted` says for as long that the connection exists.
+pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, cred: PeerCred, _counted: ConnectionCount) {
     let drain = server.watch_drain();
     let mut connection = Connection {
         server,

@@ -9,32 +9,84 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::state::Server;
-use crate::cache::ClientId;
+use crate::cache::{ClientId, CoreError};
 
 /// A killed process closes its socket a moment before its lock, so the first look comes soon.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 /// A client that only lost its connection can live for long.
 const LAST_LOOK: Duration = Duration::from_millis(200);
 
+/// A client without a connection whose lock was not free when it was last asked about.
+#[derive(Debug)]
+pub(super) struct Orphan {
+    client: ClientId,
+    /// Whether it was said that asking failed, which is said once.
+    failed: bool,
+}
+
 /// Takes back what may be taken back now and leaves the rest to [`watch_orphans`].
 pub(super) fn disconnected(server: &Server, client: ClientId) {
-    let gone = {
+    let mut orphan = Orphan {
+        client,
+        failed: false,
+    };
+    let keep = {
         let mut core = server.core();
         if let Err(error) = core.disconnected(client) {
             warn!(slab = client.slab(), %error, "pins of a closed connection were not dropped");
         }
-        core.client_gone(client)
+        is_left(client.slab(), &mut orphan.failed, core.client_gone(client))
     };
+    if keep {
+        server.orphans.borrow_mut().push(orphan);
+        server.orphan_added.notify_one();
+    } else {
+        debug!(slab = client.slab(), "client is gone");
+    }
+}
+
+/// Whether a client has to be asked about again. It has after an error too: what it held would be lost otherwise.
+fn is_left(slab: u16, failed: &mut bool, gone: Result<bool, CoreError>) -> bool {
     match gone {
-        Ok(true) => debug!(slab = client.slab(), "client is gone"),
-        Ok(false) => {
-            server.orphans.borrow_mut().push(client);
-            server.orphan_added.notify_one();
+        Ok(gone) => !gone,
+        Err(CoreError::UnknownClient { .. }) => false,
+        Err(error) => {
+            if !*failed {
+                warn!(slab, %error, "client could not be taken down, trying again");
+            }
+            *failed = true;
+            true
         }
-        Err(error) => warn!(slab = client.slab(), %error, "client could not be taken down"),
+    }
+}
+
+/// When to look next. A new orphan brings the next look forward and never puts it off.
+#[derive(Debug)]
+struct Schedule {
+    pause: Duration,
+    next: Instant,
+}
+
+impl Schedule {
+    fn new(now: Instant) -> Self {
+        Self {
+            pause: FIRST_LOOK,
+            next: now + FIRST_LOOK,
+        }
+    }
+
+    fn added(&mut self, now: Instant) {
+        self.pause = FIRST_LOOK;
+        self.next = self.next.min(now + FIRST_LOOK);
+    }
+
+    fn looked(&mut self, now: Instant) {
+        self.pause = (2 * self.pause).min(LAST_LOOK);
+        self.next = now + self.pause;
     }
 }
 
@@ -42,40 +94,76 @@ pub(super) fn disconnected(server: &Server, client: ClientId) {
 pub(super) async fn watch_orphans(server: Rc<Server>) {
     loop {
         server.orphan_added.notified().await;
-        let mut pause = FIRST_LOOK;
+        let mut schedule = Schedule::new(Instant::now());
         while !server.orphans.borrow().is_empty() {
             tokio::select! {
-                () = tokio::time::sleep(pause) => pause = (2 * pause).min(LAST_LOOK),
-                () = server.orphan_added.notified() => {
-                    pause = FIRST_LOOK;
-                    continue;
+                // A look that is due comes before the news, or enough news could put it off for ever.
+                biased;
+                () = tokio::time::sleep_until(schedule.next) => {
+                    look(&server);
+                    schedule.looked(Instant::now());
                 }
+                () = server.orphan_added.notified() => schedule.added(Instant::now()),
             }
-            look(&server);
         }
     }
 }
 
 /// Asks about each orphan once.
 fn look(server: &Server) {
-    let orphans = server.orphans.take();
+    let mut orphans = server.orphans.take();
     let before = orphans.len();
     let mut core = server.core();
-    let living: Vec<ClientId> = orphans
-        .into_iter()
-        .filter(|&client| match core.client_gone(client) {
-            Ok(gone) => !gone,
-            Err(error) => {
-                warn!(slab = client.slab(), %error, "client could not be taken down");
-                false
-            }
-        })
-        .collect();
+    orphans.retain_mut(|orphan| {
+        let gone = core.client_gone(orphan.client);
+        is_left(orphan.client.slab(), &mut orphan.failed, gone)
+    });
     drop(core);
-    let gone = before - living.len();
-    server.orphans.borrow_mut().extend(living);
+    let gone = before - orphans.len();
+    server.orphans.borrow_mut().extend(orphans);
     if gone > 0 {
         debug!(gone, "clients without a connection are gone");
         server.publish_counters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::ShmError;
+
+    #[test]
+    fn new_orphans_do_not_put_off_the_look_at_others() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        for ms in 0..1000 {
+            schedule.added(start + Duration::from_millis(ms));
+        }
+        assert_eq!(schedule.next, start + FIRST_LOOK);
+        let mut now = start;
+        for _ in 0..10 {
+            schedule.looked(now);
+            now = schedule.next;
+        }
+        assert_eq!(schedule.pause, LAST_LOOK);
+        schedule.looked(now);
+        schedule.added(now);
+        assert_eq!(schedule.next, now + FIRST_LOOK, "but bring it forward");
+    }
+
+    #[test]
+    fn a_client_is_forgotten_only_when_it_is_gone() {
+        let mut failed = false;
+        assert!(is_left(3, &mut failed, Ok(false)));
+        assert!(!is_left(3, &mut failed, Ok(true)));
+        assert!(!failed);
+        let refused = ShmError::os("fcntl", "byte 3", std::io::Error::from_raw_os_error(libc::ENOLCK));
+        assert!(is_left(3, &mut failed, Err(refused.into())));
+        assert!(failed);
+        assert!(!is_left(
+            3,
+            &mut failed,
+            Err(CoreError::UnknownClient { slab: 3 })
+        ));
     }
 }

@@ -13,9 +13,10 @@ use tokio::sync::{Notify, watch};
 
 use super::bindings::Bindings;
 use super::config::Config;
+use super::liveness::Orphan;
 use super::status::SessionInfo;
 use super::{ServerError, liveness};
-use crate::cache::{ClientId, Core, CoreConfig};
+use crate::cache::{Core, CoreConfig};
 use crate::control::{BootInfo, ControlRegion, Counter, Health};
 use crate::shm::process::random_id;
 use crate::sync::shared::Ordering;
@@ -43,7 +44,7 @@ pub(super) struct Server {
     /// Woken when the last connection ends.
     pub(super) connections_ended: Notify,
     /// Clients without a connection whose lock byte was still held when it was last looked at.
-    pub(super) orphans: RefCell<Vec<ClientId>>,
+    pub(super) orphans: RefCell<Vec<Orphan>>,
     /// Woken when an orphan is added.
     pub(super) orphan_added: Notify,
     draining: watch::Sender<bool>,

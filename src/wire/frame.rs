@@ -10,6 +10,9 @@ pub const PREFIX_BYTES: usize = 4;
 /// What is read at once when nothing says that more is coming; also what an idle connection keeps.
 const IDLE_BYTES: usize = 8 << 10;
 
+/// The room beyond what has arrived. A peer gets memory for what it sends, not for what it announces.
+const STEP_BYTES: usize = 64 << 10;
+
 /// A length prefix that ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
@@ -65,13 +68,16 @@ impl FrameReader {
         self.limit = MAX_FRAME_BYTES;
     }
 
-    /// Room to receive into; follow with [`FrameReader::received`]. Enough for the rest of a frame that has begun.
+    /// Room to receive into; follow with [`FrameReader::received`]. Enough for the rest of a frame that has begun,
+    /// but at most 64 KiB at a time.
     ///
     /// # Errors
     /// [`FrameError`] for a prefix that is not allowed.
     pub fn space(&mut self) -> Result<&mut [u8], FrameError> {
         let wanted = match self.frame_bytes()? {
-            Some(bytes) => (PREFIX_BYTES + bytes).max(IDLE_BYTES),
+            Some(bytes) => (PREFIX_BYTES + bytes)
+                .min(self.end - self.start + STEP_BYTES)
+                .max(IDLE_BYTES),
             None => IDLE_BYTES,
         };
         if self.start > 0 {
@@ -83,9 +89,6 @@ impl FrameReader {
         let len = wanted.max(self.end + 1);
         if self.buffer.len() < len {
             self.buffer.resize(len, 0);
-        } else if self.end == 0 && self.buffer.len() > IDLE_BYTES && wanted == IDLE_BYTES {
-            self.buffer.truncate(IDLE_BYTES);
-            self.buffer.shrink_to_fit();
         }
         Ok(&mut self.buffer[self.end..])
     }
@@ -100,15 +103,28 @@ impl FrameReader {
     /// # Errors
     /// [`FrameError`] for a prefix that is not allowed.
     pub fn next_frame(&mut self) -> Result<Option<&[u8]>, FrameError> {
-        let Some(bytes) = self.frame_bytes()? else {
+        let whole = self
+            .frame_bytes()?
+            .map(|bytes| self.start + PREFIX_BYTES + bytes)
+            .filter(|last| *last <= self.end);
+        let Some(last) = whole else {
+            self.release();
             return Ok(None);
         };
-        let (first, last) = (self.start, self.start + PREFIX_BYTES + bytes);
-        if self.end < last {
-            return Ok(None);
-        }
-        self.start = last;
+        let first = std::mem::replace(&mut self.start, last);
         Ok(Some(&self.buffer[first..last]))
+    }
+
+    /// Gives the room of large frames back once they were handed out: nobody knows when the next one comes.
+    fn release(&mut self) {
+        let held = self.end - self.start;
+        let kept = if held == 0 { IDLE_BYTES } else { held + STEP_BYTES };
+        if self.start > 0 && self.buffer.len() > kept {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, held);
+            self.buffer.truncate(held.max(IDLE_BYTES));
+            self.buffer.shrink_to_fit();
+        }
     }
 
     /// Whether a frame has begun that has not been handed out.
@@ -196,8 +212,40 @@ mod tests {
         assert_eq!(feed(&mut reader, &big).unwrap(), vec![big]);
         let huge = frame(&vec![7; MAX_FRAME_BYTES]);
         assert_eq!(feed(&mut reader, &huge).unwrap().len(), 1);
+        assert!(
+            reader.buffer.capacity() <= 2 * IDLE_BYTES,
+            "not only at the next read"
+        );
+        // The same when the next frame has begun.
+        let begun = [&huge[..], &huge[..PREFIX_BYTES + 1]].concat();
+        assert_eq!(feed(&mut reader, &begun).unwrap().len(), 1);
+        assert!(reader.buffer.capacity() <= 2 * (IDLE_BYTES + STEP_BYTES));
+        assert_eq!(
+            feed(&mut reader, &huge[PREFIX_BYTES + 1..]).unwrap(),
+            vec![huge.clone()]
+        );
         assert_eq!(reader.space().unwrap().len(), IDLE_BYTES);
         assert!(reader.buffer.capacity() <= 2 * IDLE_BYTES);
+    }
+
+    #[test]
+    fn memory_is_taken_for_what_has_arrived_and_not_for_what_is_announced() {
+        let mut reader = FrameReader::new();
+        let huge = frame(&vec![7; MAX_FRAME_BYTES]);
+        let mut sent = 0;
+        for piece in [PREFIX_BYTES, 1, 100, 64 << 10, 1 << 20] {
+            feed(&mut reader, &huge[sent..sent + piece]).unwrap();
+            sent += piece;
+            assert!(reader.space().unwrap().len() <= STEP_BYTES);
+            // A vector may double when it grows.
+            let limit = 2 * (sent + STEP_BYTES);
+            assert!(
+                reader.buffer.capacity() <= limit,
+                "{} for {sent}",
+                reader.buffer.capacity()
+            );
+        }
+        assert_eq!(feed(&mut reader, &huge[sent..]).unwrap(), vec![huge]);
     }
 
     proptest! {
