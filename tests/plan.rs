@@ -343,6 +343,16 @@ fn bad_groups_name_the_group_and_the_numbers() {
             "no whole number of slots",
         ),
         (
+            full(r#""block_size":16,"layers":[{"page_size_bytes":4097,"dtype":"bfloat16"}]"#),
+            "4097 bytes does not factor into 16 slots of whole bfloat16 elements (2 bytes each)",
+        ),
+        (
+            full(
+                r#""block_size":256,"layers":[{"page_size_bytes":1000,"dtype":"float32","tokens_per_state":4}]"#,
+            ),
+            "1000 bytes does not factor into 64 slots",
+        ),
+        (
             full(
                 r#""block_size":16,"layers":[{"count":3,"page_size_bytes":9223372036854775807,"dtype":"int8"}]"#,
             ),
