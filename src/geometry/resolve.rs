@@ -283,7 +283,7 @@ fn page_fault(group: &KvGroup, index: usize, layer: &LayerSpec, slots: u64) -> O
     // No page can hold more slots than 64 bits of bytes.
     let whole = slots
         .checked_mul(element_bytes)
-        .is_some_and(|unit| unit == 0 || layer.page_size_bytes % unit == 0);
+        .is_some_and(|unit| layer.page_size_bytes.is_multiple_of(unit));
     (!whole).then(|| GroupFault::PageNotWhole {
         layer: index,
         page_size_bytes: layer.page_size_bytes,
