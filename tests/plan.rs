@@ -343,6 +343,16 @@ fn bad_groups_name_the_group_and_the_numbers() {
             "no whole number of slots",
         ),
         (
+            full(r#""block_size":16,"layers":[{"page_size_bytes":4097,"dtype":"bfloat16"}]"#),
+            "4097 bytes does not factor into 16 slots of whole bfloat16 elements (2 bytes each)",
+        ),
+        (
+            full(
+                r#""block_size":256,"layers":[{"page_size_bytes":1000,"dtype":"float32","tokens_per_state":4}]"#,
+            ),
+            "1000 bytes does not factor into 64 slots",
+        ),
+        (
             full(
                 r#""block_size":16,"layers":[{"count":3,"page_size_bytes":9223372036854775807,"dtype":"int8"}]"#,
             ),
@@ -620,4 +630,34 @@ fn a_file_is_read_like_standard_input() {
         from_file.json(),
         kvasir(&["groups", "-", "--json"], input.as_bytes()).json()
     );
+}
+
+#[test]
+fn bad_arguments_are_answered_like_bad_input() {
+    let cases: [(&[&str], &str); 7] = [
+        (&[], "groups, chunk or segments"),
+        (&["tokens"], "tokens"),
+        (&["groups"], "FILE"),
+        (&["segments"], "FILE"),
+        (&["chunk", "--spam", "16"], "--spam"),
+        (&["chunk", "16"], "16"),
+        (&["groups", "-", "--dcp", "1", "--dcp", "2"], "--dcp"),
+    ];
+    for (args, reason) in cases {
+        let error = refused(args, "");
+        assert_eq!(error["kind"], "usage", "{args:?}");
+        assert_eq!(error["groups"], json!([]), "{args:?}");
+        assert!(
+            error["message"].as_str().unwrap().contains(reason),
+            "{args:?}: {error}"
+        );
+    }
+    // Taken for the span's value, and asked for all the same.
+    let swallowed = kvasir(&["chunk", "--span", "--json"], b"");
+    assert_eq!(swallowed.code, Some(2));
+    assert_eq!(swallowed.json()["error"]["groups"][0]["index"], 0);
+    // Asking for help is no mistake.
+    let help = kvasir(&["groups", "--help", "--json"], b"");
+    assert_eq!(help.code, Some(0));
+    assert!(help.stdout.contains("Usage"), "{}", help.stdout);
 }

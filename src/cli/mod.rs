@@ -41,8 +41,14 @@ enum Command {
 /// Runs the command that `args` name (the first is the program) and returns its exit code.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let started = Instant::now();
-    let cli = match Cli::try_parse_from(args) {
+    let args: Vec<OsString> = args.into_iter().collect();
+    // Also where clap takes it for the value of another option, or finds no command at all.
+    let json = args.iter().any(|arg| arg == "--json");
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
+        Err(error) if error.use_stderr() && args.get(1).is_some_and(|command| command == "plan") => {
+            return plan::refuse_arguments(&error, json);
+        }
         Err(error) => {
             // Not `exit`, which would not return here; printing fails only when nobody reads.
             let _ = error.print();
@@ -52,7 +58,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match cli.command {
         Command::Serve(args) => serve::run(args, started),
         Command::Status(args) => status::run(&args),
-        Command::Plan(args) => plan::run(&args),
+        Command::Plan(args) => plan::run(&args, json),
         Command::VllmArgs(args) => vllm_args::run(&args),
     }
 }

@@ -78,6 +78,27 @@ impl PlanError {
         }
     }
 
+    /// What clap has against the arguments, as one line: the reason, without hints and usage.
+    fn arguments(error: &clap::Error) -> Self {
+        use clap::error::{ContextKind, ContextValue, ErrorKind};
+        // All three commands know --json, so it was written in front of them.
+        let misplaced = error.kind() == ErrorKind::UnknownArgument
+            && error.get(ContextKind::InvalidArg) == Some(&ContextValue::String("--json".to_owned()));
+        if misplaced || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            return Self::new("usage", "say first what to plan: groups, chunk or segments");
+        }
+        let text = error.render().to_string();
+        let reason = text.split("\n\n").next().unwrap_or_default();
+        let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+        let line: String = line
+            .strip_prefix("error: ")
+            .unwrap_or(&line)
+            .chars()
+            .filter(|character| !character.is_control())
+            .collect();
+        Self::new("usage", line)
+    }
+
     /// The answer in JSON.
     pub fn to_json(&self) -> Value {
         let groups: Vec<Value> = self
@@ -109,12 +130,24 @@ pub struct Answer {
 }
 
 /// Answers one `kvasir plan` command on standard output and returns its exit code.
-pub fn run(args: &PlanArgs) -> ExitCode {
-    let (answer, json) = match &args.command {
+///
+/// `json` says that the answer is wanted in JSON even where the command's own flag was not recognized.
+pub fn run(args: &PlanArgs, json: bool) -> ExitCode {
+    let (answer, flag) = match &args.command {
         PlanCommand::Groups(args) => (groups::run(args), args.json),
         PlanCommand::Chunk(args) => (chunk::run(args), args.json),
         PlanCommand::Segments(args) => (segments::run(args), args.json),
     };
+    let json = json || flag;
+    report(answer, json)
+}
+
+/// Answers arguments that are none, in the shape of every other bad input.
+pub(super) fn refuse_arguments(error: &clap::Error, json: bool) -> ExitCode {
+    report(Err(PlanError::arguments(error)), json)
+}
+
+fn report(answer: Result<Answer, PlanError>, json: bool) -> ExitCode {
     let (written, code) = match &answer {
         Ok(answer) if json => (print(&format!("{}\n", answer.json)), ExitCode::SUCCESS),
         Ok(answer) => (print(&answer.text), ExitCode::SUCCESS),

@@ -33,6 +33,7 @@ fn document(args: &VllmArgs) -> Result<Value, String> {
     let text = path
         .to_str()
         .ok_or_else(|| format!("{} is not UTF-8, which JSON cannot hold", path.display()))?;
+    check_socket(text)?;
     let mut extra = Map::new();
     extra.insert("kvasir.socket".into(), json!(text));
     for setting in &args.settings {
@@ -40,17 +41,9 @@ fn document(args: &VllmArgs) -> Result<Value, String> {
             .split_once('=')
             .filter(|(key, _)| !key.is_empty())
             .ok_or_else(|| format!("--set {setting:?}: write KEY=VALUE"))?;
-        let key = if key.starts_with("kvasir.") {
-            key.to_owned()
-        } else {
-            format!("kvasir.{key}")
-        };
-        // Numbers and booleans as themselves, everything else as text.
-        let value = serde_json::from_str(value)
-            .ok()
-            .filter(|value: &Value| value.is_number() || value.is_boolean())
-            .unwrap_or_else(|| json!(value));
-        extra.insert(key, value);
+        let name = key.strip_prefix("kvasir.").unwrap_or(key);
+        let value = read_value(name, value).map_err(|reason| format!("--set {setting:?}: {reason}"))?;
+        extra.insert(format!("kvasir.{name}"), value);
     }
     Ok(json!({
         "kv_connector": "KvasirConnector",
@@ -60,6 +53,53 @@ fn document(args: &VllmArgs) -> Result<Value, String> {
         "kv_connector_extra_config": extra,
     }))
 }
+
+/// Longest path of a Unix socket: the address holds 108 bytes, the last of them zero.
+const MAX_SOCKET_BYTES: usize = 107;
+
+fn check_socket(path: &str) -> Result<(), String> {
+    if path.len() > MAX_SOCKET_BYTES {
+        return Err(format!(
+            "the socket path {path:?} has {} bytes; a socket's path can have {MAX_SOCKET_BYTES}",
+            path.len()
+        ));
+    }
+    Ok(())
+}
+
+/// Reads a value as the connector will, which refuses what is wrong only once an engine starts.
+fn read_value(name: &str, text: &str) -> Result<Value, String> {
+    match name {
+        // Text whatever it looks like: an identity of digits is no number.
+        "socket" | "weights_id" if text.is_empty() => Err("the value is empty".to_owned()),
+        "socket" => check_socket(text).map(|()| json!(text)),
+        "weights_id" => Ok(json!(text)),
+        "store" if matches!(text, "all" | "prompt") => Ok(json!(text)),
+        "store" => Err("the value has to be all or prompt".to_owned()),
+        "heartbeat_interval" | "deadline" | "lookup_wait" => serde_json::from_str::<Value>(text)
+            .ok()
+            .filter(|value| value.as_f64().is_some_and(|seconds| seconds > 0.0))
+            .ok_or_else(|| "the value has to be a number of seconds above 0".to_owned()),
+        "preferred_base" | "credit_bytes" => serde_json::from_str::<u64>(text)
+            .ok()
+            .filter(|&count| count > 0)
+            .map(|count| json!(count))
+            .ok_or_else(|| "the value has to be an integer above 0".to_owned()),
+        _ => Err(format!("unknown setting; known are {}", KNOWN.join(", "))),
+    }
+}
+
+/// The connector's settings, without their prefix.
+const KNOWN: &[&str] = &[
+    "credit_bytes",
+    "deadline",
+    "heartbeat_interval",
+    "lookup_wait",
+    "preferred_base",
+    "socket",
+    "store",
+    "weights_id",
+];
 
 #[cfg(test)]
 mod tests {
@@ -93,5 +133,88 @@ mod tests {
     fn a_setting_without_a_value_is_refused() {
         assert!(document(&args(&["store"])).unwrap_err().contains("KEY=VALUE"));
         assert!(document(&args(&["=1"])).is_err());
+    }
+
+    #[test]
+    fn text_stays_text_and_numbers_are_numbers() {
+        let settings = [
+            "weights_id=20241105",
+            "deadline=0.5",
+            "credit_bytes=1048576",
+            "kvasir.store=all",
+        ];
+        let document = document(&args(&settings)).unwrap();
+        assert_eq!(
+            document["kv_connector_extra_config"],
+            json!({
+                "kvasir.socket": "/run/k.sock",
+                "kvasir.weights_id": "20241105",
+                "kvasir.deadline": 0.5,
+                "kvasir.credit_bytes": 1_048_576,
+                "kvasir.store": "all",
+            })
+        );
+        for truth in ["true", "null", "1e3", "\"x\"", "a=b"] {
+            let document = super::document(&args(&[&format!("weights_id={truth}")])).unwrap();
+            assert_eq!(document["kv_connector_extra_config"]["kvasir.weights_id"], truth);
+        }
+    }
+
+    #[test]
+    fn what_the_connector_would_refuse_is_refused() {
+        for setting in [
+            "weight_id=x",
+            "kvasir.kvasir.store=all",
+            "weights_id=",
+            "socket=",
+            "store=none",
+            "store=1",
+            "deadline=0",
+            "deadline=-1",
+            "deadline=inf",
+            "deadline=NaN",
+            "deadline=1e999",
+            "deadline=true",
+            "lookup_wait=",
+            "heartbeat_interval=10s",
+            "preferred_base=0",
+            "preferred_base=256.0",
+            "preferred_base=-1",
+            "credit_bytes=64M",
+            "credit_bytes=99999999999999999999",
+        ] {
+            let error = document(&args(&[setting])).unwrap_err();
+            assert!(error.contains(setting), "{error}");
+        }
+    }
+
+    #[test]
+    fn known_settings_are_those_of_the_connector() {
+        let source = include_str!("../../python/kvasir/vllm/settings.py");
+        let (_, table) = source.split_once("\n_KEYS").unwrap();
+        let mut keys: Vec<&str> = table
+            .split("\"kvasir.")
+            .skip(1)
+            .map(|rest| rest.split('"').next().unwrap())
+            .collect();
+        keys.sort_unstable();
+        assert_eq!(keys, KNOWN);
+        for key in KNOWN {
+            let known = ["1", "all"].iter().any(|value| read_value(key, value).is_ok());
+            assert!(known, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_socket_path_has_to_fit_its_address() {
+        let path = |bytes: usize| format!("/{}", "s".repeat(bytes - 1));
+        let named = |bytes| VllmArgs {
+            socket: Some(path(bytes).into()),
+            settings: Vec::new(),
+        };
+        assert!(document(&named(107)).is_ok());
+        assert!(document(&named(108)).unwrap_err().contains("108 bytes"));
+        assert!(document(&args(&[&format!("socket={}", path(107))])).is_ok());
+        assert!(document(&args(&[&format!("socket={}", path(108))])).is_err());
     }
 }

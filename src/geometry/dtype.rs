@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 /// Element names an engine may declare.
 ///
-/// Pages are moved as bytes, so their width decides nothing here; the name goes into the layout fingerprint,
-/// where a misspelling would silently split a cache in two. So only known names pass.
+/// Pages are moved as bytes; the name goes into the layout fingerprint, where a misspelling would silently
+/// split a cache in two. So only known names pass.
 const ELEMENTS: &[&str] = &[
     "bfloat16",
     "bool",
@@ -40,6 +40,18 @@ impl Dtype {
     /// The declared name, as given.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Bytes of one element; none where the page holds several types, or elements that share a byte.
+    pub fn element_bytes(&self) -> Option<u64> {
+        match self.as_str() {
+            "bool" | "float8_e4m3fn" | "float8_e4m3fnuz" | "float8_e5m2" | "float8_e5m2fnuz"
+            | "float8_e8m0fnu" | "int8" | "uint8" => Some(1),
+            "bfloat16" | "float16" | "int16" | "uint16" => Some(2),
+            "float32" | "int32" | "uint32" => Some(4),
+            "float64" | "int64" | "uint64" => Some(8),
+            _ => None,
+        }
     }
 }
 
@@ -92,6 +104,25 @@ mod tests {
             "torch.bfloat16",
         ] {
             assert!(bad.parse::<Dtype>().is_err(), "{bad:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn only_one_whole_type_has_a_width() {
+        let open: Vec<&str> = ELEMENTS
+            .iter()
+            .copied()
+            .filter(|name| name.parse::<Dtype>().unwrap().element_bytes().is_none())
+            .collect();
+        assert_eq!(open, ["float4_e2m1fn_x2"]);
+        for (name, bytes) in [
+            ("uint8", Some(1)),
+            ("bfloat16", Some(2)),
+            ("float32", Some(4)),
+            ("int64", Some(8)),
+            ("bfloat16+float32", None),
+        ] {
+            assert_eq!(name.parse::<Dtype>().unwrap().element_bytes(), bytes, "{name}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::chunk::{ChunkError, MAX_CHUNK_TOKENS};
 use super::resolve::ResolvedGeometry;
-use super::{GroupKind, Ratio, RecurrentMode};
+use super::{Dtype, GroupKind, Ratio, RecurrentMode};
 
 /// What is wrong with one group. Variants carry the numbers, so the text says what to change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,6 +53,23 @@ pub enum GroupFault {
         block_size: u64,
         /// Declared tokens per state.
         ratio: Ratio,
+    },
+    /// The page is no whole number of elements per slot.
+    #[error(
+        "layer entry {layer}: a page of {page_size_bytes} bytes does not factor into {slots} slots of whole \
+         {dtype} elements ({element_bytes} bytes each); give a multiple of {slots} * {element_bytes}"
+    )]
+    PageNotWhole {
+        /// Index of the layer entry.
+        layer: usize,
+        /// Bytes of one block of the layer.
+        page_size_bytes: u64,
+        /// Stored states per block.
+        slots: u64,
+        /// Declared element type.
+        dtype: Dtype,
+        /// Bytes of one element.
+        element_bytes: u64,
     },
     /// A dtype is needed for everything that is stored.
     #[error("layer entry {layer} declares no dtype")]

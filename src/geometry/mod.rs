@@ -30,7 +30,7 @@ pub use error::{BindError, GeometryError, GroupFault, GroupProblem};
 pub use group::{GeometryInput, GroupKind, KvGroup, LayerSpec, RecurrentMode};
 pub use object::{ObjectGroup, ObjectKind, object_groups};
 pub use ratio::Ratio;
-pub use resolve::{ResolvedGeometry, ResolvedGroup, ResolvedLayer, resolve};
+pub use resolve::{ResolvedGeometry, ResolvedGroup, ResolvedLayer, resolve, resolve_described};
 
 #[cfg(test)]
 mod tests;

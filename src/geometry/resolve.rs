@@ -93,7 +93,22 @@ impl ResolvedGeometry {
 }
 
 /// Resolves the groups of one worker, or lists every group that cannot be served and why.
+///
+/// Pages are taken at their word: an engine may pad them to any length, and they are moved whole.
 pub fn resolve(input: &GeometryInput) -> Result<ResolvedGeometry, GeometryError> {
+    resolve_checking(input, |_| Vec::new())
+}
+
+/// Resolves groups that a person or a script described, whose page sizes may be mistaken: every stored
+/// attention page must also be a whole number of elements per slot.
+pub fn resolve_described(input: &GeometryInput) -> Result<ResolvedGeometry, GeometryError> {
+    resolve_checking(input, |group| page_faults(group).collect())
+}
+
+fn resolve_checking(
+    input: &GeometryInput,
+    further: impl Fn(&KvGroup) -> Vec<GroupFault>,
+) -> Result<ResolvedGeometry, GeometryError> {
     if input.dcp == 0 {
         return Err(GeometryError::ZeroDcp);
     }
@@ -105,7 +120,10 @@ pub fn resolve(input: &GeometryInput) -> Result<ResolvedGeometry, GeometryError>
     for (index, group) in input.groups.iter().enumerate() {
         let mut faults = refusals(group);
         match numbers(group, input.dcp) {
-            Ok(resolved) => groups.push(resolved),
+            Ok(resolved) => {
+                groups.push(resolved);
+                faults.append(&mut further(group));
+            }
             Err(mut malformed) => faults.append(&mut malformed),
         }
         problems.extend(faults.into_iter().map(|fault| GroupProblem { index, fault }));
@@ -241,6 +259,38 @@ fn slots(group: &KvGroup, index: usize, layer: &LayerSpec, faults: &mut Vec<Grou
         });
     }
     slots
+}
+
+/// Pages of a group, sound otherwise, that do not factor.
+fn page_faults(group: &KvGroup) -> impl Iterator<Item = GroupFault> + '_ {
+    group.layers.iter().enumerate().filter_map(|(index, layer)| {
+        let slots = layer
+            .tokens_per_state
+            .unwrap_or(Ratio::ONE)
+            .states_for(group.block_size)?;
+        page_fault(group, index, layer, slots)
+    })
+}
+
+/// A page whose bytes cannot be slots of whole elements. Scratch and shared pages are never moved.
+fn page_fault(group: &KvGroup, index: usize, layer: &LayerSpec, slots: u64) -> Option<GroupFault> {
+    let recurrent = layer.kind.unwrap_or(group.kind).is_recurrent();
+    if recurrent || !group.prefix_cacheable || layer.shares_kv_of.is_some() {
+        return None;
+    }
+    let dtype = layer.dtype.as_ref()?;
+    let element_bytes = dtype.element_bytes()?;
+    // No page can hold more slots than 64 bits of bytes.
+    let whole = slots
+        .checked_mul(element_bytes)
+        .is_some_and(|unit| layer.page_size_bytes.is_multiple_of(unit));
+    (!whole).then(|| GroupFault::PageNotWhole {
+        layer: index,
+        page_size_bytes: layer.page_size_bytes,
+        slots,
+        dtype: dtype.clone(),
+        element_bytes,
+    })
 }
 
 /// What a layer needs of a prefix, as a comparable value.

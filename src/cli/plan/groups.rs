@@ -48,7 +48,7 @@ pub(super) fn run(args: &GroupsArgs) -> Result<Answer, PlanError> {
 /// parallel size than the description's.
 pub fn answer(bytes: &[u8], minimum: u64, dcp: Option<u64>) -> Result<Answer, PlanError> {
     let input = parse(bytes, dcp)?;
-    let resolved = geometry::resolve(&input).map_err(|error| refusal(error, minimum))?;
+    let resolved = geometry::resolve_described(&input).map_err(|error| refusal(error, minimum))?;
     let bound = bind(&resolved, minimum)?;
     Ok(Answer {
         json: to_json(&resolved, &bound),
@@ -113,7 +113,7 @@ pub fn parse(bytes: &[u8], dcp: Option<u64>) -> Result<GeometryInput, PlanError>
             Err(reasons) => problems.extend(reasons.into_iter().map(|reason| (index, reason))),
             Ok(group) => {
                 if let Err(GeometryError::Groups { problems: found, .. }) =
-                    geometry::resolve(&GeometryInput {
+                    geometry::resolve_described(&GeometryInput {
                         dcp,
                         groups: vec![group],
                     })
