@@ -33,8 +33,18 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 pub fn run(config: Config, started: Instant) -> Result<(), ServerError> {
     set_not_dumpable()?;
     info!(config = %config.to_toml().trim_end().replace('\n', ", "), "starting");
+    let failed = |what| move |source| ServerError::Runtime { what, source };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed("starting the event loop"))?;
+    // Before anything has a name: a stop that comes early has to clean up as well.
+    let signals = {
+        let _context = runtime.enter();
+        Signals::new().map_err(failed("preparing for signals"))?
+    };
     let (listener, name) = listen::listen(&config.socket)?;
-    let served = serve(config, started, listener, &name);
+    let served = serve(config, started, &runtime, signals, listener, &name);
     // Whatever happened, nothing named stays behind.
     let removed = name.remove();
     served?;
@@ -46,22 +56,19 @@ pub fn run(config: Config, started: Instant) -> Result<(), ServerError> {
 fn serve(
     config: Config,
     started: Instant,
+    runtime: &tokio::runtime::Runtime,
+    signals: Signals,
     listener: std::os::unix::net::UnixListener,
     name: &SocketName,
 ) -> Result<(), ServerError> {
     let failed = |what| move |source| ServerError::Runtime { what, source };
     let server = Server::new(config, started)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(failed("starting the event loop"))?;
     let tasks = LocalSet::new();
-    let result = tasks.block_on(&runtime, async {
+    let result = tasks.block_on(runtime, async {
         listener
             .set_nonblocking(true)
             .map_err(failed("preparing the socket"))?;
         let listener = UnixListener::from_std(listener).map_err(failed("preparing the socket"))?;
-        let signals = Signals::new().map_err(failed("preparing for signals"))?;
         serve_until_stopped(&server, listener, signals, name).await
     });
     // Connections that outlasted their patience end here.
