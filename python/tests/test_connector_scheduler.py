@@ -325,9 +325,31 @@ def test_reset_empties_the_server_and_forgets_what_was_there() -> None:
     engine, one = Engine(), request()
     engine.answer(hit(160))
     engine.role.matched(one, 160)
+    before = engine.plan()
     assert engine.role.reset() and engine.client.cleared == 1
-    stores = engine.plan(Scheduled("r", 160, 170, True), tables={"r": TABLE}).stores
+    after = engine.plan(Scheduled("r", 160, 170, True), tables={"r": TABLE})
+    assert after.stores is None, "blocks of the old weights are not stored"
+    assert before.epoch == b"" and len(after.epoch) == 16
+
+    # The same prompt has other keys now, and everything of it is stored.
+    again = request(name="again")
+    engine.answer(hit(0))
+    engine.role.matched(again, 0)
+    stores = engine.plan(Scheduled("again", 0, 170, True), tables={"again": TABLE}).stores
     assert stores is not None and [item[3] for item in stores.items] == [64, 64, 32]
+    fresh = Engine()
+    other = request(name="other")
+    fresh.answer(hit(0))
+    fresh.role.matched(other, 0)
+    unchanged = fresh.plan(Scheduled("other", 0, 170, True), tables={"other": TABLE}).stores
+    assert unchanged is not None and {item[0] for item in stores.items}.isdisjoint(
+        item[0] for item in unchanged.items
+    )
+
+
+def test_an_operator_who_names_the_weights_keeps_the_keys() -> None:
+    engine = Engine(weights_id="release-7")
+    assert engine.role.reset() and engine.plan().epoch == b""
 
 
 def test_extra_keys_separate_requests() -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from fakes import Client, full, windowed
+from kvasir import KvasirError
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.layout import Layout, Page
 from kvasir.vllm.meta import Load, StepPlan, Stores
@@ -26,12 +27,20 @@ class Worker:
         self.memory = ctypes.create_string_buffer(b"\1" * (PAGE * BLOCKS), PAGE * BLOCKS)
         self.client = Client()
         self.client.set_memory = lambda *args: None  # type: ignore[attr-defined]
-        self.client.register = lambda *args: b""  # type: ignore[attr-defined]
+        self.registered: list[bytes] = []
+        self.refusal: KvasirError | None = None
+        self.client.register = self.register  # type: ignore[attr-defined]
         notes = Notes(logging.getLogger("test"), "worker")
         self.role = WorkerRole(geometry, self.client, Rank(0, 1, 0, 1, stores), notes)  # type: ignore[arg-type]
         groups = {member: [Page(0, 0, PAGE, PAGE)] for group in geometry.object_groups for member in group.kv_groups}
         layout = Layout([(ctypes.addressof(self.memory), len(self.memory))], BLOCKS, groups, {})
-        self.role.register({}, layout, {})
+        self.role.register({}, layout, {"weights_id": b"w"})
+
+    def register(self, domain: dict[str, bytes], *_rest: object) -> bytes:
+        if self.refusal is not None:
+            raise self.refusal
+        self.registered.append(domain["weights_id"])
+        return b""
 
     def wait(self, count: int) -> Results:
         """Results of `count` requests; the test's own watchdog ends a wait that never does."""
@@ -134,4 +143,24 @@ def test_nothing_computed_from_blocks_that_were_not_loaded_is_stored() -> None:
 def test_a_rank_with_a_copy_of_the_bytes_stores_nothing() -> None:
     worker = Worker(full(), stores=False)
     worker.role.save(Stores([(b"a", None, 0, 64, [[1]])], ["r"]))
+    assert worker.client.stored == []
+
+
+def test_a_new_weight_epoch_registers_another_domain_once() -> None:
+    worker = Worker(full())
+    worker.role.start_loads(StepPlan())
+    assert worker.registered == [b"w"]
+    for epoch in (b"1" * 16, b"1" * 16, b"2" * 16):
+        worker.role.start_loads(StepPlan(epoch=epoch))
+    assert len(worker.registered) == 3 and len(set(worker.registered)) == 3
+
+
+def test_nothing_goes_under_old_keys_when_new_weights_are_refused() -> None:
+    worker = Worker(full())
+    worker.refusal = KvasirError("refused")
+    worker.refusal.kind, worker.refusal.numbers = "RegistrationConflict", []
+    plan = StepPlan(sync_loads=[Load("r", 1, [ITEM], blocks=[1, 2, 3])], epoch=b"1" * 16)
+    worker.role.start_loads(plan)
+    assert worker.role.take_bad_blocks() == {1, 2, 3} and worker.client.loaded == []
+    worker.role.save(Stores([(b"k", None, 0, 64, [[1]])], ["r"]))
     assert worker.client.stored == []

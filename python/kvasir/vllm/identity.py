@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvasir import weights_identity
@@ -164,3 +164,14 @@ def kv_dtype(vllm_config: Any) -> str:
     """Element type of the KV cache as configured, `auto` resolved to the model's."""
     declared = str(vllm_config.cache_config.cache_dtype)
     return str(vllm_config.model_config.dtype).removeprefix("torch.") if declared == "auto" else declared
+
+
+EPOCH_BYTES = 16
+
+
+def with_epoch(domain: Mapping[str, Any], epoch: bytes) -> dict[str, Any]:
+    """The domain of weights that replaced those it was made for. An empty epoch: they are still the same."""
+    if not epoch:
+        return dict(domain)
+    weights = hashlib.blake2b(epoch + domain["weights_id"], digest_size=32, person=b"kvasir.epoch").digest()
+    return dict(domain) | {"weights_id": weights}

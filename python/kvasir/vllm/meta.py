@@ -50,6 +50,8 @@ class StepPlan:
     sync_loads: list[Load] = dataclasses.field(default_factory=list)
     async_loads: list[Load] = dataclasses.field(default_factory=list)
     stores: Stores | None = None
+    epoch: bytes = b""
+    """The weight epoch that the keys of this plan belong to; empty before the first reset."""
 
 
 @dataclasses.dataclass

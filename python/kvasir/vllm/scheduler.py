@@ -10,11 +10,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvasir import Client, domain_seed
-from kvasir.vllm import loads
+from kvasir.vllm import identity, loads
 from kvasir.vllm.fleet import Answer, Fleet, Pins, loads_by_server
 from kvasir.vllm.geometry import Geometry, GeometryRefused
 from kvasir.vllm.lookups import Lookups
@@ -65,6 +66,7 @@ class SchedulerRole:
         self._ranks = ranks
         self._lookups = Lookups(client, geometry, settings.lookup_wait)
         self._domain: dict[str, Any] | None = None
+        self._epoch = b""
         self._seed = b""
         self._chunk_size = 0
         self._planner: StorePlanner | None = None
@@ -117,7 +119,7 @@ class SchedulerRole:
             self._refused = True
             self._notes.warn("chunk", f"not caching: {error}")
             return False
-        self._seed = domain_seed(self._domain, chunk_size)
+        self._seed = domain_seed(identity.with_epoch(self._domain, self._epoch), chunk_size)
         self._chunk_size = chunk_size
         self._planner = StorePlanner(self._geometry, chunk_size, self._settings.store == "prompt")
         self._notes.info("ready", f"chunk size {chunk_size} tokens, hits in steps of {self._geometry.alignment}")
@@ -224,7 +226,7 @@ class SchedulerRole:
         handed: Mapping[str, Sequence[tuple[int, int, int]]],
     ) -> StepPlan:
         """Everything that this step loads and stores. `table_of(request id)` gives a request's current block table."""
-        plan = StepPlan()
+        plan = StepPlan(epoch=self._epoch)
         new, self._loads = self._loads, []
         if self.loads_async:
             plan.async_loads = new
@@ -334,10 +336,24 @@ class SchedulerRole:
             self._client.end_session(state.session)
 
     def reset(self) -> bool:
-        """Drops every unpinned object of the server."""
+        """Drops every unpinned object of the server, and makes keys for new weights from here on.
+
+        The engine says so when its weights change. What is pinned or being committed now, and what another replica
+        still stores from the old weights, has other keys. An operator who names the weights answers for their change.
+        """
         done = self._client.clear()
+        renew = self._settings.weights_id is None
         for state in self._states.values():
             state.store_again()
+            if renew:
+                # Its blocks come from the old weights.
+                self._withdraw(state)
+                self._lookups.drop(state)
+                state.chain, state.hashed, state.no_store = None, 0, True
+        if renew:
+            self._epoch = os.urandom(identity.EPOCH_BYTES)
+            if self._domain is not None and self._chunk_size:
+                self._seed = domain_seed(identity.with_epoch(self._domain, self._epoch), self._chunk_size)
         return done
 
     def close(self) -> None:

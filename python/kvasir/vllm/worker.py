@@ -14,7 +14,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvasir import Client, copy_path
+from kvasir import Client, KvasirError, copy_path
+from kvasir.vllm import identity
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.layout import Layout
 from kvasir.vllm.meta import Load, StepPlan, StepReport, Stores
@@ -60,6 +61,8 @@ class WorkerRole:
         self._suspect_steps = 0
         """Steps, from this one on, that may compute from blocks which were not loaded."""
         self._layout: Layout | None = None
+        self._domain: Mapping[str, Any] = {}
+        self._epoch = b""
         self._kv_caches: Any = None
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
@@ -69,10 +72,14 @@ class WorkerRole:
 
     def register(self, kv_caches: Mapping[str, Any], layout: Layout, domain: Mapping[str, Any]) -> None:
         """Names the engine's memory and registers it. The server may be away; the client then does it later."""
-        geometry, rank = self._geometry, self._rank
-        self._client.set_memory(layout.regions, layout.object_layouts(geometry), layout.num_blocks)
+        self._client.set_memory(layout.regions, layout.object_layouts(self._geometry), layout.num_blocks)
         self._layout = layout
+        self._domain = domain
         self._kv_caches = kv_caches  # keeps the memory alive as long as copies may touch it
+        self._register(layout, domain)
+
+    def _register(self, layout: Layout, domain: Mapping[str, Any]) -> None:
+        geometry, rank = self._geometry, self._rank
         groups = [
             (group.index, group.kind, rank.parts, rank.part, group.window_tokens, group.unit_bytes)
             for group in geometry.object_groups
@@ -97,6 +104,7 @@ class WorkerRole:
 
     def start_loads(self, plan: StepPlan) -> None:
         """Runs the step's synchronous loads and starts the others."""
+        self._follow(plan.epoch)
         for load in plan.sync_loads:
             failed = self._run(load)
             if failed:
@@ -111,6 +119,21 @@ class WorkerRole:
                 # No thread to be had: the request must be reported all the same.
                 self._notes.failure("thread", "starting a load", error)
                 self._report(load, failed=True)
+
+    def _follow(self, epoch: bytes) -> None:
+        """Moves to the domain of the weights that the scheduler role makes keys for."""
+        if epoch == self._epoch or self._layout is None:
+            return
+        self._epoch = epoch
+        layout, self._layout = self._layout, None
+        try:
+            self._register(layout, identity.with_epoch(self._domain, epoch))
+        except KvasirError as error:
+            if error.kind != "Unavailable":
+                # Without a layout nothing is loaded or stored any more, so nothing goes under the old weights' keys.
+                self._notes.failure("epoch", "registering for new weights", error)
+                return
+        self._layout = layout
 
     def _run_async(self, load: Load) -> None:
         failed = True
