@@ -81,7 +81,7 @@ def test_corrupted_bytes_change_the_output(bench: Bench) -> None:
     assert sound["cached_tokens"] > 0
 
     server.settle()
-    _native.testing_corrupt_pool(str(server.socket_path))
+    _native.testing_corrupt_pool(str(server.socket_path), 1)
     engine.reset_prefix_cache()
     corrupted = run(engine, tokens)
     assert corrupted["cached_tokens"] == sound["cached_tokens"], "the corrupted bytes were not even loaded"
