@@ -146,10 +146,12 @@ impl Engine {
     /// The next object: a key of its own, and blocks that were not used for long.
     fn next(&mut self) -> (ObjectId, Vec<Vec<i64>>) {
         self.step += 1;
-        let mut key = [self.layers as u8; 32];
+        let mut key = [0; 32];
         // The index takes its hash from the key's bytes, which real keys fill with noise.
         for (i, word) in key.chunks_mut(8).enumerate() {
-            let mixed = (self.step * 4 + i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            // Engines of different sizes share the server, so their keys have to differ.
+            let number = (self.layers << 40) + self.step * 4 + i as u64;
+            let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
             word.copy_from_slice(&(mixed ^ (mixed >> 29)).to_le_bytes());
         }
         let id = ObjectId {
