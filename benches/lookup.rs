@@ -116,7 +116,9 @@ impl Cache {
                 skipped: false,
                 part: 0,
                 tokens: CHUNK_TOKENS,
+                held_from: 0,
                 bytes: units * 1024,
+                checksum: 0,
                 first_extent: i as u32,
                 extent_count: 1,
             })

@@ -360,9 +360,11 @@ fn loads_whose_frames_were_reused_fail() {
     let place = PartPlace {
         incarnation: 77,
         bytes,
+        checksum: 0,
         first_extent: 0,
         extent_count: 1,
         tokens: CHUNK as u32,
+        held_from: 0,
     };
     let load = |place: PartPlace, extent: Extent| {
         fake.set(move |request, _| match request {

@@ -378,6 +378,7 @@ fn the_status_document_has_its_documented_shape() {
             "stored",
             "stored_bytes",
             "evicted",
+            "discarded",
             "dropped_stores",
             "ended_partials",
         ])

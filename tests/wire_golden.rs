@@ -70,7 +70,9 @@ fn commit() -> Commit {
         skipped: false,
         part: 0,
         tokens: 544,
+        held_from: 32,
         bytes: 100_000,
+        checksum: 0x0123_4567_89AB_CDEF,
         first_extent: 0,
         extent_count: 1,
     };
@@ -80,7 +82,9 @@ fn commit() -> Commit {
         skipped: true,
         part: 1,
         tokens: 272,
+        held_from: 0,
         bytes: 50_000,
+        checksum: 0,
         first_extent: 1,
         extent_count: 1,
     };
@@ -235,9 +239,11 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     PartPlace {
                         incarnation: 2 << 44 | 1,
                         bytes: 100_000,
+                        checksum: 0x0123_4567_89AB_CDEF,
                         first_extent: 0,
                         extent_count: 2,
                         tokens: 544,
+                        held_from: 32,
                     },
                     PartPlace::default(),
                 ],

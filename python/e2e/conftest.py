@@ -65,14 +65,18 @@ class Bench:
         return server
 
     def starter(
-        self, model: models.Model, server: process.Server | None, fresh: bool = False
+        self,
+        model: models.Model,
+        server: process.Server | None,
+        fresh: bool = False,
+        connector: dict[str, Any] | None = None,
     ) -> Callable[[int], process.Engine]:
         """A function that starts an engine on the model: forked from the nursery, or with `fresh` as a new
         interpreter whose scheduler and worker are processes of their own."""
         config: dict[str, Any] = {
             "model": str(weights.ensure(model, self.cache)),
             "settings": model.engine_settings,
-            "connector": process.connector_config(server.socket_path) if server else None,
+            "connector": process.connector_config(server.socket_path) | (connector or {}) if server else None,
         }
 
         def start(_number: int) -> process.Engine:
@@ -82,9 +86,9 @@ class Bench:
 
         return start
 
-    def engine(self, model: models.Model, server: process.Server | None) -> process.Engine:
-        """One engine from the nursery."""
-        engine = self.starter(model, server)(0)
+    def engine(self, model: models.Model, server: process.Server | None, **options: Any) -> process.Engine:
+        """One engine, from the nursery unless the options of `starter` say otherwise."""
+        engine = self.starter(model, server, **options)(0)
         self.stack.callback(engine.stop)
         return engine
 

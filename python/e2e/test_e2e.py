@@ -72,7 +72,8 @@ def test_corrupted_bytes_change_the_output(bench: Bench) -> None:
     from kvasir import _native
 
     server = bench.server()
-    engine = bench.engine(QWEN3, server)
+    unchecked = process.connector_config(server.socket_path, **{"kvasir.checksums": False})
+    engine = bench.engine(QWEN3, server, connector=unchecked)
     tokens = demo.prompt(1, PROMPT_TOKENS)
     run(engine, tokens)
     server.settle()
@@ -86,6 +87,37 @@ def test_corrupted_bytes_change_the_output(bench: Bench) -> None:
     corrupted = run(engine, tokens)
     assert corrupted["cached_tokens"] == sound["cached_tokens"], "the corrupted bytes were not even loaded"
     assert corrupted["token_ids"] != sound["token_ids"] or differ(corrupted, sound) > 0.05
+
+
+@pytest.mark.parametrize("name", ("qwen3", "gemma3", "qwen3.5"))
+def test_corrupted_objects_are_never_used(bench: Bench, name: str) -> None:
+    """One bit of every frame flipped: the engine computes the prompt itself, once, and then has it again."""
+    from kvasir import _native
+
+    model = small(name)
+    server = bench.server()
+    engine = bench.engine(model, server)
+    tokens = demo.prompt(1, model.prompt_tokens)
+    cold = run(engine, tokens)
+    server.settle()
+    engine.reset_prefix_cache()
+    sound = run(engine, tokens)
+    assert sound["cached_tokens"] > 0
+
+    server.settle()
+    assert _native.testing_corrupt_pool(str(server.socket_path)) > 0
+    engine.reset_prefix_cache()
+    damaged = run(engine, tokens)
+    assert (damaged["token_ids"], damaged["logprobs"]) == (cold["token_ids"], cold["logprobs"])
+    assert damaged["cached_tokens"] == 0
+    server.settle()
+    status = server.status()
+    assert status["counters"]["discarded"] > 0
+    reported = [client["reported"] for client in status["clients"] if client["reported"]]
+    assert sum(counters["corrupt_loads"] for counters in reported) == status["counters"]["discarded"]
+
+    engine.reset_prefix_cache()
+    assert run(engine, tokens) == sound
 
 
 def differ(one: dict, other: dict) -> float:

@@ -136,10 +136,12 @@ class Client:
         deadline_s: float = 1.0,
         heartbeat_s: float = 10.0,
         credit_bytes: int = 67108864,
+        checksums: bool = True,
     ) -> None:
         """`kind`: "scheduler", "worker" or "tool". `engine_instance`: 16 bytes, the same in all processes of one
         engine. Tries to connect once, for at most `deadline_s`, and does not fail when the server is away: the client
-        then keeps trying in the background. `credit_bytes`: pool space held ahead for stores (workers)."""
+        then keeps trying in the background. `credit_bytes`: pool space held ahead for stores (workers).
+        `checksums`: sum what is stored, and fail loads whose bytes are not those that were stored."""
 
     @property
     def healthy(self) -> bool:
@@ -260,7 +262,7 @@ class Client:
         """The document of `kvasir status --json`. Raises KvasirError "Unavailable" when the server is away."""
 
     def stats(self) -> dict[str, int]:
-        """This client's counters: lookups, lookup_misses_degraded, loads, loaded_bytes, failed_loads, stale_loads,
+        """This client's counters: lookups, lookup_misses_degraded, loads, loaded_bytes, failed_loads, stale_loads, corrupt_loads,
         stores, stored_bytes, dropped_stores, reconnects, degraded_ms, credit_bytes."""
 
     def close(self) -> None:
@@ -293,8 +295,9 @@ def copy_path() -> str:
     """Which host copy is used on this CPU: "avx2-streaming" or "portable", for the log."""
 
 def version() -> str: ...
-def testing_corrupt_pool(socket: str, seed: int) -> int:
-    """TEST HOOK. Overwrites the bytes of all live objects of the server at `socket` with deterministic noise in which
-    no bf16, fp16 or fp32 exponent is all ones, and returns how many bytes changed. For negative controls: after it, an
-    engine that loads from the cache must produce other output. Only possible for the server's own user, who may map
-    the pool anyway (docs, threat model)."""
+def testing_corrupt_pool(socket: str, seed: int | None = None) -> int:
+    """TEST HOOK. Damages all live objects of the server at `socket` and returns how many bytes changed. With a `seed`
+    every byte becomes deterministic noise in which no bf16, fp16 or fp32 exponent is all ones; without one a single bit
+    of every frame is flipped. For negative controls: after it, an engine that loads without checksums must produce other
+    output, and one with checksums must not load. Only possible for the server's own user, who may map the pool anyway
+    (docs, threat model)."""

@@ -25,7 +25,7 @@ pub(crate) struct Client {
 impl Client {
     #[new]
     #[pyo3(signature = (socket, kind, name, engine_instance, deadline_s = 1.0, heartbeat_s = 10.0,
-                        credit_bytes = 64 << 20))]
+                        credit_bytes = 64 << 20, checksums = true))]
     #[allow(clippy::too_many_arguments)] // keyword arguments of the Python signature
     fn new(
         py: Python<'_>,
@@ -36,6 +36,7 @@ impl Client {
         deadline_s: f64,
         heartbeat_s: f64,
         credit_bytes: u64,
+        checksums: bool,
     ) -> PyResult<Self> {
         let instance: [u8; 16] = engine_instance.try_into().map_err(|_| {
             let given = engine_instance.len();
@@ -45,6 +46,7 @@ impl Client {
         config.deadline = seconds("deadline_s", deadline_s)?;
         config.heartbeat = seconds("heartbeat_s", heartbeat_s)?;
         config.credit_bytes = credit_bytes;
+        config.checksums = checksums;
         let client = detached(py, || native::Client::new(config))?;
         Ok(Self { client })
     }
@@ -273,6 +275,7 @@ impl Client {
             ("loaded_bytes", stats.loaded_bytes),
             ("failed_loads", stats.failed_loads),
             ("stale_loads", stats.stale_loads),
+            ("corrupt_loads", stats.corrupt_loads),
             ("stores", stats.stores),
             ("stored_bytes", stats.stored_bytes),
             ("dropped_stores", stats.dropped_stores),

@@ -1,7 +1,7 @@
 //! The module's functions: geometry, fingerprints, identities, and the test hook.
 
 use kvasir::cli::plan::{PlanError, groups};
-use kvasir::client::{ClientConfig, corrupt_pool};
+use kvasir::client::{ClientConfig, Damage, corrupt_pool};
 use kvasir::copy::CopyEngine;
 use kvasir::geometry::fingerprint::{FingerprintInput, GroupFingerprint, LayerFingerprint, fingerprint};
 use kvasir::geometry::{
@@ -246,7 +246,9 @@ fn version() -> &'static str {
 }
 
 #[pyfunction]
-fn testing_corrupt_pool(py: Python<'_>, socket: &str, seed: u64) -> PyResult<u64> {
+#[pyo3(signature = (socket, seed = None))]
+fn testing_corrupt_pool(py: Python<'_>, socket: &str, seed: Option<u64>) -> PyResult<u64> {
+    let damage = seed.map_or(Damage::OneBit, Damage::Noise);
     let config = ClientConfig::new(socket, PeerKind::Tool, "corrupt-pool", [0; 16]);
-    detached(py, || corrupt_pool(config, seed))
+    detached(py, || corrupt_pool(config, damage))
 }

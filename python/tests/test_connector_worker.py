@@ -1,4 +1,4 @@
-"""The worker role on real memory: every load is reported once, failures by the model's way, hollow windows seen."""
+"""The worker role on real memory: every load is reported once, failures by the model's way."""
 
 from __future__ import annotations
 
@@ -100,21 +100,6 @@ def test_asynchronous_loads_are_reported_once_each_with_their_failures() -> None
     worker.role.start_loads(StepPlan(async_loads=[Load("raised", 3, [ITEM])]))
     assert worker.wait(1).failed == {"raised"}
     assert worker.role.take_bad_blocks() == set(), "block ids would kill an engine with several groups"
-
-
-def test_a_window_front_that_its_writer_no_longer_held_is_a_failure() -> None:
-    worker = Worker(windowed())
-    item = (b"w", 1, 64, [[0, 1, 2, 3], [0, 4, 5, 6]])
-    worker.role.start_loads(StepPlan(async_loads=[Load("whole", 1, [item], guarded=[0])]))
-    assert not worker.wait(1).failed
-    ctypes.memset(ctypes.addressof(worker.memory) + 5 * PAGE, 0, PAGE - 1)
-    worker.role.start_loads(StepPlan(async_loads=[Load("almost", 1, [item], guarded=[0])]))
-    assert not worker.wait(1).failed
-    ctypes.memset(ctypes.addressof(worker.memory) + 5 * PAGE, 0, PAGE)
-    worker.role.start_loads(StepPlan(async_loads=[Load("hollow", 1, [item], guarded=[0])]))
-    assert worker.wait(1).failed == {"hollow"}
-    worker.role.start_loads(StepPlan(async_loads=[Load("unguarded", 1, [item])]))
-    assert not worker.wait(1).failed
 
 
 def test_stores_go_out_as_one_message_and_orphans_come_back() -> None:

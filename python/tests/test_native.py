@@ -198,10 +198,10 @@ def test_key_chain_refuses_what_it_cannot_hash():
     assert caught.value.kind == "InvalidArgument"
 
 
-def engine_process(body: str, socket: str) -> dict:
+def engine_process(body: str, socket: str, checksums: bool = True) -> dict:
     """Runs `body` in a Python process of its own and returns the JSON it prints last."""
     source = f"import sys; sys.path[:0] = {[str(pathlib.Path(__file__).parent)]!r}\n" + body
-    command = [sys.executable, "-c", source, socket]
+    command = [sys.executable, "-c", source, socket, str(checksums)]
     search = os.pathsep.join([str(pathlib.Path(kvasir.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": search}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WATCHDOG_S)
@@ -227,7 +227,7 @@ print(json.dumps({"outcomes": outcomes, "seed": seed.hex(), "blocks": [engine.bl
 READER = """
 import json
 from test_native import *
-engine = Engine(sys.argv[1], 2)
+engine = Engine(sys.argv[1], 2, checksums=sys.argv[2] == "True")
 seed = engine.register()
 engine.fill(99)
 chain = prompt(seed, 2 * CHUNK + 40)
@@ -253,12 +253,16 @@ def test_store_in_one_process_and_load_in_another(server):
     assert read["seed"] == wrote["seed"]
     assert read["blocks"] == wrote["blocks"]
 
-    # The negative control: with the pool's bytes changed, other bytes come back.
+    # The negative control: with the pool's bytes changed, other bytes come back to a reader that does not check them.
     changed = _native.testing_corrupt_pool(server.socket, 7)
     assert changed > 0
-    again = engine_process(READER, server.socket)
+    again = engine_process(READER, server.socket, checksums=False)
     assert again["loaded"] == [True] * 3
     assert all(a != b for a, b in zip(again["blocks"], wrote["blocks"]))
+    # One that does loads nothing, and nobody after it is promised these objects.
+    checked = engine_process(READER, server.socket)
+    assert (checked["hit"], checked["loaded"]) == (2 * CHUNK + 32, [False] * 3)
+    assert engine_process(READER, server.socket)["hit"] == 0
 
 
 def test_mistakes_are_typed_and_copy_nothing(server):

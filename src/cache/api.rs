@@ -226,12 +226,16 @@ pub struct PartPlace {
     pub incarnation: u64,
     /// Bytes of the part.
     pub bytes: u64,
+    /// Checksum of the part as its writer gave it; 0 when it gave none.
+    pub checksum: u64,
     /// First run.
     pub first_extent: u32,
     /// Number of runs.
     pub extent_count: u32,
     /// Tokens of the object.
     pub tokens: u32,
+    /// The first of them that is held.
+    pub held_from: u32,
 }
 
 /// The answer to a retrieve.
@@ -258,8 +262,12 @@ pub struct StoreItem {
     pub part: u16,
     /// Tokens of the object.
     pub tokens: u32,
+    /// The first of them that is held: a window's object may begin with holes.
+    pub held_from: u32,
     /// Bytes of the part.
     pub bytes: u64,
+    /// Checksum of the part's bytes; 0 when there is none.
+    pub checksum: u64,
     /// First run.
     pub first_extent: u32,
     /// Number of runs.
@@ -347,6 +355,8 @@ pub struct Counters {
     pub stored_bytes: u64,
     /// Objects that lost their place to others, or to `clear`.
     pub evicted_objects: u64,
+    /// Objects that a reader found to hold other bytes than were stored.
+    pub discarded_objects: u64,
     /// Items that found no place in the index, and grants that found no space at all.
     pub dropped_stores: u64,
     /// Partials that ended without becoming an object.
@@ -393,6 +403,8 @@ pub struct ClientCounters {
     pub dropped_stores: u64,
     /// Seconds without a server.
     pub degraded_seconds: u64,
+    /// Loads whose bytes were not those of the checksum.
+    pub corrupt_loads: u64,
 }
 
 /// The state of the core.

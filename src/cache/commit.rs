@@ -7,7 +7,7 @@ use super::core::{Core, RankRegistration};
 use super::error::CoreError;
 use super::evict::Later;
 use super::partials::PartialKey;
-use super::record::RecordWords;
+use super::record::{HeldRange, RecordWords};
 use super::registry::{Domain, DomainGroup};
 use crate::geometry::ObjectKind;
 use crate::pool::body::{MAX_PART_EXTENTS, PartBody};
@@ -153,6 +153,14 @@ impl Core {
                 expected: "it must be a multiple of the alignment, up to the chunk size",
             });
         }
+        let windowed = matches!(
+            group.kind,
+            ObjectKind::Window { .. } | ObjectKind::ChunkedLocal { .. }
+        );
+        if item.held_from > 0 && (!windowed || item.held_from >= item.tokens) {
+            let expected = "only a window's object may begin with holes, and it must hold some of its tokens";
+            return Err(invalid("first held token", item.held_from.into(), expected));
+        }
         let expected = if item.skipped {
             Some(0)
         } else {
@@ -241,9 +249,13 @@ impl Core {
         self.pool.hold_for_partial(record, entry.extents);
         let part = PartBody {
             bytes: item.bytes,
+            checksum: item.checksum,
             extents: entry.extents.to_vec(),
         };
-        if self.partials.add_part(&key, item.part, part, context.client) {
+        if self
+            .partials
+            .add_part(&key, item.part, part, item.held_from, context.client)
+        {
             return self.publish(&key);
         }
         Ok(CommitOutcome::PartAccepted)
@@ -303,7 +315,11 @@ impl Core {
         };
         self.registry.record_opened(context.domain);
         // What a restart finds of an object that is not complete: its name, and frames that name it.
-        let words = RecordWords::encode(&item.id, item.tokens, 0, &[], &[]);
+        let range = HeldRange {
+            tokens: item.tokens,
+            held_from: 0,
+        };
+        let words = RecordWords::encode(&item.id, range, 0, &[], &[]);
         let parent = parent.map(|p| self.parent_words(p)).transpose()?;
         self.pool.directory.write_record(record, &words.shared, parent)?;
         self.pool.directory.set_state(record, RecordState::Partial);

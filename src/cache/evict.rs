@@ -11,6 +11,7 @@ use super::core::Core;
 use super::error::CoreError;
 use super::partials::{Partial, PartialKey};
 use super::record::{WORD_KEY, WORD_SHAPE, key_of_words};
+use super::records::Records;
 use crate::pool::RecordState;
 use crate::sync::shared::{Ordering, fence};
 
@@ -34,7 +35,7 @@ pub(super) enum Later {
 }
 
 /// An object that is out of the index.
-struct Condemned {
+pub(super) struct Condemned {
     record: u32,
     parent: Option<u32>,
 }
@@ -108,7 +109,7 @@ impl Core {
     }
 
     /// Takes an object out of the index and out of the tree.
-    fn condemn(&mut self, record: u32) -> Result<Condemned, CoreError> {
+    pub(super) fn condemn(&mut self, record: u32) -> Result<Condemned, CoreError> {
         let id = self.id_of(record)?;
         self.move_children_up(record, &id)?;
         let parent = self.records.get(record).parent;
@@ -144,13 +145,17 @@ impl Core {
     }
 
     /// The second half of a batch: what no reader holds becomes free. Children come before parents.
-    fn retire(&mut self, condemned: Vec<Condemned>) -> Result<u64, CoreError> {
+    pub(super) fn retire(&mut self, condemned: Vec<Condemned>) -> Result<u64, CoreError> {
         // Pairs with the fence of a reader between its pin and its look at the record.
         fence(Ordering::SeqCst);
         let pinned = self.slabs.pinned(self.pool.frames());
+        let held = |records: &Records, record: u32| {
+            let entry = records.get(record);
+            pinned.contains(&record) || entry.pins > 0 || entry.children > 0
+        };
         let mut freed = 0;
         for Condemned { record, parent } in condemned {
-            if pinned.contains(&record) || self.records.get(record).children > 0 {
+            if held(&self.records, record) {
                 self.pool.directory.set_state(record, RecordState::Limbo);
                 self.records.attach(record, parent);
                 self.limbo.insert(record);
@@ -160,7 +165,7 @@ impl Core {
         }
         // Those of earlier batches; one that goes may let the one go that it hangs under.
         loop {
-            let may_go = |r: &u32| !pinned.contains(r) && self.records.get(*r).children == 0;
+            let may_go = |r: &u32| !held(&self.records, *r);
             let Some(record) = self.limbo.iter().copied().find(may_go) else {
                 return Ok(freed);
             };

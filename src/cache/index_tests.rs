@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 use super::*;
-use crate::cache::record::incarnation;
+use crate::cache::record::{HeldRange, incarnation};
 use crate::keys::ChunkKey;
 use crate::pool::Extent;
 use crate::pool::body::{self, PartBody, blocks_for};
@@ -18,6 +18,7 @@ fn id(n: u64, group: u16) -> ObjectId {
 fn body(n: u32) -> Vec<PartBody> {
     vec![PartBody {
         bytes: 65536,
+        checksum: u64::from(n) + 1,
         extents: vec![Extent::new(n, 1)],
     }]
 }
@@ -29,7 +30,10 @@ fn publish(index: &Index, record: u32, id: &ObjectId, parts: &[PartBody]) -> boo
     let blocks: Vec<u32> = (0..blocks_for(body::encode(parts).len()) as u32).collect();
     let words = RecordWords::encode(
         id,
-        256,
+        HeldRange {
+            tokens: 256,
+            held_from: 0,
+        },
         incarnation(1, u64::from(record) + 1).unwrap(),
         parts,
         &blocks,

@@ -6,6 +6,8 @@
 //! group has what a resume there needs. Attention and window groups may use the front of any object whose
 //! tokens are all in the prompt; a state serves only its exact end.
 
+use std::collections::HashMap;
+
 use super::registry::DomainGroup;
 use crate::geometry::ObjectKind;
 use crate::geometry::window::first_needed_token;
@@ -31,6 +33,8 @@ pub(super) struct Presence {
     pub(super) chunks: Vec<u64>,
     /// The tails, in the order in which the request names them.
     pub(super) tails: Vec<TailPresence>,
+    /// Of objects that begin with holes the first token that is held, by source and bit of the group.
+    pub(super) holes: HashMap<(Source, u64), u32>,
 }
 
 /// The numbers of a request.
@@ -127,6 +131,13 @@ pub(super) fn settle(
     (Plan::default(), Vec::new())
 }
 
+/// Tokens `from..to` of a chunk, counted from its start.
+struct Piece {
+    chunk: u64,
+    from: u64,
+    to: u64,
+}
+
 struct View<'a> {
     presence: &'a Presence,
     limits: &'a Limits,
@@ -193,30 +204,40 @@ impl<'a> View<'a> {
             kind => {
                 let needed = first_needed_token(kind, boundary);
                 self.pieces(needed, boundary)
-                    .all(|(chunk, tokens)| self.front(group.bit, chunk, tokens).is_some())
+                    .all(|piece| self.source(group.bit, &piece).is_some())
             }
         }
     }
 
-    /// The chunks that hold tokens `from..to`, each with the tokens of it that are needed from its start.
-    fn pieces(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
+    /// The chunks that hold tokens `from..to`, and which tokens of each.
+    fn pieces(&self, from: u64, to: u64) -> impl Iterator<Item = Piece> + use<> {
         let size = self.limits.chunk_size;
         let chunks = if from < to {
             from / size..to.div_ceil(size)
         } else {
             0..0
         };
-        chunks.map(move |chunk| (chunk, size.min(to - chunk * size)))
+        chunks.map(move |chunk| Piece {
+            chunk,
+            from: from.saturating_sub(chunk * size),
+            to: size.min(to - chunk * size),
+        })
     }
 
-    /// An object that has the first `tokens` tokens of a chunk: the full chunk, else the shortest tail.
-    fn front(&self, bit: u64, chunk: u64, tokens: u64) -> Option<Source> {
-        if self.has_chunk(chunk, bit) {
-            return Some(Source::Chunk(chunk as u32));
+    /// An object that holds a piece: the full chunk, else the shortest tail.
+    fn source(&self, bit: u64, piece: &Piece) -> Option<Source> {
+        let holds = |source: Source| {
+            let held_from = self.presence.holes.get(&(source, bit));
+            held_from.is_none_or(|held_from| u64::from(*held_from) <= piece.from)
+        };
+        let chunk = Source::Chunk(piece.chunk as u32);
+        if self.has_chunk(piece.chunk, bit) && holds(chunk) {
+            return Some(chunk);
         }
-        self.tails_of(chunk)
-            .find(|(_, t)| u64::from(t.tokens) >= tokens && t.groups & bit != 0)
+        self.tails_of(piece.chunk)
+            .filter(|(_, t)| u64::from(t.tokens) >= piece.to && t.groups & bit != 0)
             .map(|(at, _)| Source::Tail(at))
+            .find(|tail| holds(*tail))
     }
 
     /// The state at exactly `boundary`.
@@ -248,8 +269,8 @@ impl<'a> View<'a> {
                 continue;
             }
             let from = first_needed_token(group.kind, boundary).max(local);
-            for (chunk, tokens) in self.pieces(from, boundary) {
-                add(self.front(group.bit, chunk, tokens));
+            for piece in self.pieces(from, boundary) {
+                add(self.source(group.bit, &piece));
             }
         }
         loads

@@ -38,6 +38,7 @@ fn presence(chunks: &[u64], tails: &[(u32, u32, u64)]) -> Presence {
                 groups,
             })
             .collect(),
+        holes: HashMap::new(),
     }
 }
 
@@ -190,17 +191,19 @@ fn a_vanished_object_shrinks_the_hit_and_too_many_end_it() {
 
 /// The definition, slowly: can every group be served at `b`?
 fn reference(g: &[DomainGroup], p: &Presence, l: &Limits) -> u64 {
+    let held_from =
+        |source, group: &DomainGroup| p.holes.get(&(source, group.bit)).copied().map_or(0, u64::from);
     let object_ends = |group: &DomainGroup| -> Vec<(u64, u64)> {
         let chunks = p.chunks.iter().enumerate();
-        let chunks = chunks
-            .filter(|(_, m)| **m & group.bit != 0)
-            .map(|(i, _)| (i as u64 * CHUNK, (i as u64 + 1) * CHUNK));
-        let tails = p.tails.iter().filter(|t| t.groups & group.bit != 0);
-        let tails = tails.map(|t| {
-            (
-                u64::from(t.chunk) * CHUNK,
-                u64::from(t.chunk) * CHUNK + u64::from(t.tokens),
-            )
+        let chunks = chunks.filter(|(_, m)| **m & group.bit != 0).map(|(i, _)| {
+            let start = i as u64 * CHUNK;
+            (start + held_from(Chunk(i as u32), group), start + CHUNK)
+        });
+        let tails = p.tails.iter().enumerate();
+        let tails = tails.filter(|(_, t)| t.groups & group.bit != 0).map(|(i, t)| {
+            let start = u64::from(t.chunk) * CHUNK;
+            let end = start + u64::from(t.tokens);
+            (start + held_from(Tail(i as u32), group), end)
         });
         chunks.chain(tails).collect()
     };
@@ -223,7 +226,15 @@ fn reference(g: &[DomainGroup], p: &Presence, l: &Limits) -> u64 {
                     ObjectKind::ChunkedLocal { tokens } => t / tokens == b / tokens,
                     _ => true,
                 })
-                .all(|t| objects.iter().any(|(start, end)| (*start..*end).contains(&t)))
+                // All needed tokens of a chunk come from one object of it.
+                .all(|t| {
+                    objects.iter().any(|(start, end)| {
+                        let chunk = t / CHUNK;
+                        let needed = first_needed_token(group.kind, b).max(chunk * CHUNK);
+                        let last = b.min((chunk + 1) * CHUNK);
+                        end.div_ceil(CHUNK) == chunk + 1 && *start <= needed && *end >= last
+                    })
+                })
         })
     };
     candidates.into_iter().filter(|b| ok(*b)).max().unwrap_or(0)
@@ -238,6 +249,7 @@ proptest! {
         window in 1..700_u64,
         local in 1..700_u64,
         bias in any::<bool>(),
+        holes in prop::collection::vec((any::<bool>(), 0..8_u32, any::<bool>(), 1..8_u32), 0..6),
     ) {
         let g = groups(&[FULL, ObjectKind::Window { tokens: window }, STATE, ObjectKind::ChunkedLocal { tokens: local }]);
         // Random masks rarely serve anything; let most chunks have most groups.
@@ -245,7 +257,11 @@ proptest! {
         let mut tails: Vec<(u32, u32, u64)> = tails.into_iter().map(|(c, t, m)| (c, t * 32, m)).collect();
         tails.sort_unstable();
         tails.dedup_by_key(|t| (t.0, t.1));
-        let p = presence(&chunks, &tails);
+        let mut p = presence(&chunks, &tails);
+        for (tail, at, window, from) in holes {
+            let source = if tail { Tail(at) } else { Chunk(at) };
+            p.holes.insert((source, if window { 0b10 } else { 0b1000 }), from * 32);
+        }
         let l = limits(max, 0);
         let plan = plan(&g, &p, &l);
         prop_assert_eq!(plan.hit_tokens, reference(&g, &p, &l));

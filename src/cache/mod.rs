@@ -11,6 +11,7 @@ mod api;
 mod commit;
 mod core;
 mod credit;
+mod discard;
 mod error;
 mod evict;
 mod grants;

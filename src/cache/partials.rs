@@ -27,6 +27,8 @@ pub(super) struct Partial {
     pub(super) record: u32,
     /// Tokens of the object.
     pub(super) tokens: u32,
+    /// The first token that all parts so far hold.
+    pub(super) held_from: u32,
     /// The parts that are there, and who brought them.
     pub(super) parts: Vec<Option<(PartBody, ClientId)>>,
     /// The client that brought the first part, and how many commits it had made by then.
@@ -91,6 +93,7 @@ impl Partials {
         let partial = Partial {
             record,
             tokens,
+            held_from: 0,
             parts: vec![None; parts.into()],
             opened,
             seq: self.seq,
@@ -98,11 +101,19 @@ impl Partials {
         self.all.insert(key, partial);
     }
 
-    /// Adds a part that was missing. Whether that completes the object.
-    pub(super) fn add_part(&mut self, key: &PartialKey, part: u16, body: PartBody, client: ClientId) -> bool {
+    /// Adds a part that was missing and holds the tokens from `held_from` on. Whether that completes the object.
+    pub(super) fn add_part(
+        &mut self,
+        key: &PartialKey,
+        part: u16,
+        body: PartBody,
+        held_from: u32,
+        client: ClientId,
+    ) -> bool {
         let Some(partial) = self.all.get_mut(key) else {
             return false;
         };
+        partial.held_from = partial.held_from.max(held_from);
         partial.parts[usize::from(part)] = Some((body, client));
         partial.is_complete()
     }
@@ -198,11 +209,13 @@ mod tests {
     fn completes_with_the_last_part() {
         let mut partials = Partials::default();
         partials.open(key(1, 1), 5, 256, 3, (CLIENT, 0));
-        for part in [2, 0] {
-            assert!(!partials.add_part(&key(1, 1), part, PartBody::default(), CLIENT));
+        for (part, held_from) in [(2, 0), (0, 96)] {
+            assert!(!partials.add_part(&key(1, 1), part, PartBody::default(), held_from, CLIENT));
         }
-        assert!(partials.add_part(&key(1, 1), 1, PartBody::default(), CLIENT));
-        assert!(partials.take(&key(1, 1)).unwrap().is_complete());
+        assert!(partials.add_part(&key(1, 1), 1, PartBody::default(), 32, CLIENT));
+        let complete = partials.take(&key(1, 1)).unwrap();
+        assert!(complete.is_complete());
+        assert_eq!(complete.held_from, 96, "what every part holds");
         assert_eq!(partials.len(), 0);
         assert!(partials.of_object(&key(1, 1).id).is_empty());
     }

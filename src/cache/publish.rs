@@ -8,7 +8,7 @@ use super::error::CoreError;
 use super::evict::Later;
 use super::index::FreeSlot;
 use super::partials::PartialKey;
-use super::record::{RecordWords, incarnation};
+use super::record::{HeldRange, RecordWords, incarnation};
 use crate::pool::body::{self, PartBody, blocks_for};
 use crate::pool::{Extent, RecordState, count_frames};
 
@@ -18,7 +18,11 @@ impl Core {
         let Some(partial) = self.partials.get(key) else {
             return Ok(CommitOutcome::Dropped);
         };
-        let (record, tokens) = (partial.record, partial.tokens);
+        let record = partial.record;
+        let range = HeldRange {
+            tokens: partial.tokens,
+            held_from: partial.held_from,
+        };
         let parts = partial.parts.iter().flatten();
         let parts: Vec<PartBody> = parts.map(|(body, _)| body.clone()).collect();
         let parent = self.records.get(record).parent;
@@ -39,7 +43,7 @@ impl Core {
             b: self.publications,
         })?;
         self.publications += 1;
-        let words = RecordWords::encode(&key.id, tokens, number, &parts, &blocks);
+        let words = RecordWords::encode(&key.id, range, number, &parts, &blocks);
         let extents: Vec<Extent> = parts.iter().flat_map(|p| p.extents.iter().copied()).collect();
         let parent = parent.map(|p| self.parent_words(p)).transpose()?;
         let directory = &self.pool.directory;
@@ -51,7 +55,8 @@ impl Core {
         self.index
             .publish(record, &words, &blocks, slot, || epochs.set(&extents, number))?;
         self.partials.take(key);
-        self.records.publish(record, count_frames(&extents) as u32);
+        let frames = count_frames(&extents) as u32;
+        self.records.publish(record, frames, range.held_from);
         self.counters.stored_objects += 1;
         self.counters.stored_bytes += parts.iter().map(|p| p.bytes).sum::<u64>();
         self.end_rivals(&key.id, record)?;

@@ -2,6 +2,8 @@
 //!
 //! May import everything of this module.
 
+use std::collections::HashMap;
+
 use super::api::*;
 use super::core::Core;
 use super::error::CoreError;
@@ -127,14 +129,16 @@ impl Core {
             let first_extent = answer.extents.len() as u32;
             let place = view.and_then(|view| {
                 reader.body(&view, &mut words)?;
-                let bytes = body::part(&words, part, &mut answer.extents)?;
+                let (bytes, checksum) = body::part(&words, part, &mut answer.extents)?;
                 records.push(view.record);
                 Some(PartPlace {
                     incarnation: view.incarnation,
                     bytes,
+                    checksum,
                     first_extent,
                     extent_count: answer.extents.len() as u32 - first_extent,
                     tokens: view.tokens,
+                    held_from: view.held_from,
                 })
             });
             answer.places.push(place.unwrap_or_default());
@@ -208,32 +212,54 @@ impl Core {
             .filter(|g| anchor.is_none_or(|a| g.kind == ObjectKind::Full && g.group != a.group))
             .map(|g| (g.group, g.bit))
             .collect();
-        for key in request.keys {
+        let mut holes = HashMap::new();
+        let mut note = |source: Source, bit: u64, record: u32| {
+            let held_from = self.records.get(record).held_from;
+            if held_from > 0 {
+                holes.insert((source, bit), held_from);
+            }
+        };
+        for (at, key) in request.keys.iter().enumerate() {
+            let source = Source::Chunk(at as u32);
             let mut groups = 0;
             if let Some(anchor) = anchor {
                 let Some(record) = has(key, anchor.group, chunk) else {
                     break;
                 };
                 anchors.push(record);
-                groups = anchor.bit | self.records.get(record).below;
+                let entry = self.records.get(record);
+                groups = anchor.bit | entry.below;
+                for group in domain.groups.iter().filter(|g| g.bit & entry.holed != 0) {
+                    if let Some(record) = has(key, group.group, chunk) {
+                        note(source, group.bit, record);
+                    }
+                }
             }
             for (group, bit) in &alone {
-                if has(key, *group, chunk).is_some() {
+                if let Some(record) = has(key, *group, chunk) {
                     groups |= bit;
+                    note(source, *bit, record);
                 }
             }
             presence.chunks.push(groups);
         }
-        for tail in request.tails {
-            let reachable = anchor.is_none() || tail.chunk as usize <= anchors.len();
-            let groups = domain.groups.iter().filter(|_| reachable);
-            let groups = groups.filter(|g| has(&tail.key, g.group, tail.tokens).is_some());
+        for (at, tail) in request.tails.iter().enumerate() {
+            let mut groups = 0;
+            if anchor.is_none() || tail.chunk as usize <= anchors.len() {
+                for group in &domain.groups {
+                    if let Some(record) = has(&tail.key, group.group, tail.tokens) {
+                        groups |= group.bit;
+                        note(Source::Tail(at as u32), group.bit, record);
+                    }
+                }
+            }
             presence.tails.push(TailPresence {
                 chunk: tail.chunk,
                 tokens: tail.tokens,
-                groups: groups.fold(0, |all, g| all | g.bit),
+                groups,
             });
         }
+        presence.holes = holes;
         (presence, anchors)
     }
 

@@ -24,6 +24,10 @@ pub const WORD_SHAPE: usize = 5;
 pub const WORD_BYTES: usize = 6;
 /// Index of the body word.
 pub const WORD_BODY: usize = 7;
+/// Index of the word of the first token that is held.
+pub const WORD_HELD: usize = 8;
+/// Index of the first body word.
+const WORD_INLINE: usize = 9;
 
 /// The incarnation of a boot's `counter`-th publication. `None` when the counter has run out.
 pub fn incarnation(boot_seq: u64, counter: u64) -> Option<u64> {
@@ -49,6 +53,15 @@ pub fn key_of_words(words: [u64; 4]) -> ChunkKey {
     ChunkKey::from_bytes(bytes)
 }
 
+/// The tokens of an object, counted from the start of its chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldRange {
+    /// How many.
+    pub tokens: u32,
+    /// Those before this one are holes: null blocks of a window, stored as zeroes.
+    pub held_from: u32,
+}
+
 /// Everything that a record says of an object, ready to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordWords {
@@ -60,17 +73,24 @@ pub struct RecordWords {
 
 impl RecordWords {
     /// Encodes an object whose body needs the given chain blocks.
-    pub fn encode(id: &ObjectId, tokens: u32, incarnation: u64, parts: &[PartBody], blocks: &[u32]) -> Self {
+    pub fn encode(
+        id: &ObjectId,
+        range: HeldRange,
+        incarnation: u64,
+        parts: &[PartBody],
+        blocks: &[u32],
+    ) -> Self {
         let body = body::encode(parts);
         debug_assert_eq!(body::blocks_for(body.len()), blocks.len());
         let mut shared = [0; SHARED_WORDS];
         shared[WORD_META] = incarnation;
         shared[WORD_KEY..WORD_SHAPE].copy_from_slice(&key_words(&id.key));
-        shared[WORD_SHAPE] = u64::from(tokens) << 32 | (parts.len() as u64) << 16 | u64::from(id.group);
+        shared[WORD_SHAPE] = u64::from(range.tokens) << 32 | (parts.len() as u64) << 16 | u64::from(id.group);
         shared[WORD_BYTES] = parts.iter().map(|p| p.bytes).sum();
         shared[WORD_BODY] = blocks.first().map_or(0, |b| u64::from(*b) + 1) << 32 | body.len() as u64;
+        shared[WORD_HELD] = range.held_from.into();
         let inline = body.len().min(INLINE_WORDS);
-        shared[8..8 + inline].copy_from_slice(&body[..inline]);
+        shared[WORD_INLINE..WORD_INLINE + inline].copy_from_slice(&body[..inline]);
         Self { shared, body }
     }
 }
@@ -84,6 +104,8 @@ pub struct RecordView {
     pub incarnation: u64,
     /// Tokens of the object.
     pub tokens: u32,
+    /// The first of them that is held.
+    pub held_from: u32,
     /// Parts of the object.
     pub parts: u16,
     /// Bytes of all parts.
@@ -98,11 +120,12 @@ impl RecordView {
         let shape = words[WORD_SHAPE];
         let same = words[WORD_KEY..WORD_SHAPE] == key_words(&id.key) && shape as u16 == id.group;
         let mut inline = [0; INLINE_WORDS];
-        inline.copy_from_slice(&words[8..]);
+        inline.copy_from_slice(&words[WORD_INLINE..]);
         same.then_some(Self {
             record,
             incarnation: words[WORD_META],
             tokens: (shape >> 32) as u32,
+            held_from: words[WORD_HELD] as u32,
             parts: (shape >> 16) as u16,
             bytes: words[WORD_BYTES],
             body: words[WORD_BODY],
@@ -124,18 +147,24 @@ mod tests {
         };
         let parts = [PartBody {
             bytes: 70_000,
+            checksum: 0xABCD,
             extents: vec![Extent::new(5, 1), Extent::new(9, 1)],
         }];
-        let words = RecordWords::encode(&id, 256, incarnation(3, 9).unwrap(), &parts, &[]);
+        let range = HeldRange {
+            tokens: 256,
+            held_from: 96,
+        };
+        let words = RecordWords::encode(&id, range, incarnation(3, 9).unwrap(), &parts, &[]);
         assert_eq!(words.shared[0], 3 << 44 | 9);
         assert_eq!(words.shared[1], 0x0706_0504_0302_0100);
         assert_eq!(words.shared[5], 256 << 32 | 1 << 16 | 0x0102);
         assert_eq!(
-            words.shared[6..11],
-            [70_000, 3, 70_000 << 16 | 2, 5 << 32 | 1, 9 << 32 | 1]
+            words.shared[6..13],
+            [70_000, 4, 96, 70_000 << 16 | 2, 0xABCD, 5 << 32 | 1, 9 << 32 | 1]
         );
         let view = RecordView::decode(4, &words.shared, &id).unwrap();
-        assert_eq!((view.tokens, view.parts, view.bytes), (256, 1, 70_000));
+        assert_eq!((view.tokens, view.held_from), (256, 96));
+        assert_eq!((view.parts, view.bytes), (1, 70_000));
         assert_eq!(key_of_words(key_words(&id.key)), id.key);
         let other = ObjectId { group: 1, ..id };
         assert!(RecordView::decode(4, &words.shared, &other).is_none());

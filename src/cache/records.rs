@@ -24,10 +24,14 @@ pub(super) struct Record {
     pub(super) pins: u32,
     /// Frames of the object.
     pub(super) frames: u32,
+    /// The first of its tokens that is held.
+    pub(super) held_from: u32,
     /// Bit of its group in its domain.
     pub(super) bit: u64,
     /// Groups that have a live object of the same key under it.
     pub(super) below: u64,
+    /// Those of `below` whose object begins with holes.
+    pub(super) holed: u64,
     /// Whether it is one of `below` of its parent.
     pub(super) beside: bool,
     /// Superseded.
@@ -52,8 +56,10 @@ const UNUSED: Record = Record {
     children: 0,
     pins: 0,
     frames: 0,
+    held_from: 0,
     bit: 0,
     below: 0,
+    holed: 0,
     beside: false,
     superseded: false,
 };
@@ -107,13 +113,16 @@ impl Records {
     }
 
     /// The object is complete and visible.
-    pub(super) fn publish(&mut self, record: u32, frames: u32) {
+    pub(super) fn publish(&mut self, record: u32, frames: u32, held_from: u32) {
         let entry = self.get_mut(record);
+        entry.held_from = held_from;
         entry.state = RecordState::Live;
         entry.frames = frames;
         let (bit, parent) = (entry.bit, entry.parent.filter(|_| entry.beside));
         if let Some(parent) = parent {
-            self.get_mut(parent).below |= bit;
+            let parent = self.get_mut(parent);
+            parent.below |= bit;
+            parent.holed |= if held_from > 0 { bit } else { 0 };
         }
         self.live += 1;
         self.policy.stored(record);
@@ -126,9 +135,7 @@ impl Records {
         if entry.state == RecordState::Live {
             self.live -= 1;
         }
-        if let Some(parent) = entry.parent.filter(|_| entry.beside) {
-            self.get_mut(parent).below &= !entry.bit;
-        }
+        self.leave(&entry);
         let entry = self.get_mut(record);
         entry.state = RecordState::Limbo;
         entry.beside = false;
@@ -159,11 +166,18 @@ impl Records {
     /// Hangs a live record under another one whose key is not its own.
     pub(super) fn move_up(&mut self, record: u32, parent: Option<u32>) {
         let entry = *self.get(record);
-        if let Some(old) = entry.parent.filter(|_| entry.beside) {
-            self.get_mut(old).below &= !entry.bit;
-        }
+        self.leave(&entry);
         self.get_mut(record).beside = false;
         self.attach(record, parent);
+    }
+
+    /// Its parent no longer speaks for it.
+    fn leave(&mut self, entry: &Record) {
+        if let Some(parent) = entry.parent.filter(|_| entry.beside) {
+            let parent = self.get_mut(parent);
+            parent.below &= !entry.bit;
+            parent.holed &= !entry.bit;
+        }
     }
 
     /// One more pin.

@@ -30,7 +30,7 @@ pub const SLAB_TOUCHED: usize = 36864;
 /// Entries of the touched log.
 pub const TOUCHED_WORDS: usize = 3584;
 
-const STATS: usize = 8;
+const STATS: usize = 9;
 const _: () = assert!(SLAB_PINS + PIN_WORDS * 8 == SLAB_TOUCHED);
 const _: () = assert!(SLAB_TOUCHED + TOUCHED_WORDS * 8 == SLAB_BYTES);
 
@@ -144,6 +144,7 @@ impl Slabs {
             stored_bytes,
             dropped_stores,
             degraded_seconds,
+            corrupt_loads,
         ] = words;
         ClientCounters {
             loads,
@@ -154,6 +155,7 @@ impl Slabs {
             stored_bytes,
             dropped_stores,
             degraded_seconds,
+            corrupt_loads,
         }
     }
 

@@ -81,7 +81,7 @@ impl Core {
     pub fn audit(&self) -> Result<(), CoreError> {
         let totals = self.pool.audit()?;
         self.audit_totals(&totals)?;
-        let mut tree: HashMap<u32, (u32, u64)> = HashMap::new();
+        let mut tree: HashMap<u32, (u32, u64, u64)> = HashMap::new();
         for (number, record) in self.records.iter() {
             self.audit_record(number, record)?;
             if let Some(parent) = record.parent {
@@ -89,6 +89,7 @@ impl Core {
                 entry.0 += 1;
                 if record.beside && record.state == RecordState::Live {
                     entry.1 |= record.bit;
+                    entry.2 |= if record.held_from > 0 { record.bit } else { 0 };
                 }
             }
         }
@@ -97,10 +98,11 @@ impl Core {
             *pins.entry(record).or_default() += 1;
         }
         for (number, record) in self.records.iter() {
-            let (children, below) = tree.get(&number).copied().unwrap_or_default();
+            let (children, below, holed) = tree.get(&number).copied().unwrap_or_default();
             let counted = pins.remove(&number).unwrap_or_default();
             same("children of a record", record.children.into(), children.into())?;
             same("groups beside a record", record.below, below)?;
+            same("groups with holes beside a record", record.holed, holed)?;
             same("pins of a record", record.pins.into(), counted.into())?;
         }
         same("pins of records that are not in use", 0, pins.len() as u64)

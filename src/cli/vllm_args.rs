@@ -80,6 +80,9 @@ fn read_value(name: &str, text: &str) -> Result<Value, String> {
             .ok()
             .filter(|value| value.as_f64().is_some_and(|seconds| seconds > 0.0))
             .ok_or_else(|| "the value has to be a number of seconds above 0".to_owned()),
+        "checksums" => serde_json::from_str::<bool>(text)
+            .map(|flag| json!(flag))
+            .map_err(|_| "the value has to be true or false".to_owned()),
         "preferred_base" | "credit_bytes" => serde_json::from_str::<u64>(text)
             .ok()
             .filter(|&count| count > 0)
@@ -91,6 +94,7 @@ fn read_value(name: &str, text: &str) -> Result<Value, String> {
 
 /// The connector's settings, without their prefix.
 const KNOWN: &[&str] = &[
+    "checksums",
     "credit_bytes",
     "deadline",
     "heartbeat_interval",
@@ -141,6 +145,7 @@ mod tests {
             "weights_id=20241105",
             "deadline=0.5",
             "credit_bytes=1048576",
+            "checksums=false",
             "kvasir.store=all",
         ];
         let document = document(&args(&settings)).unwrap();
@@ -151,6 +156,7 @@ mod tests {
                 "kvasir.weights_id": "20241105",
                 "kvasir.deadline": 0.5,
                 "kvasir.credit_bytes": 1_048_576,
+                "kvasir.checksums": false,
                 "kvasir.store": "all",
             })
         );
@@ -180,6 +186,7 @@ mod tests {
             "preferred_base=0",
             "preferred_base=256.0",
             "preferred_base=-1",
+            "checksums=off",
             "credit_bytes=64M",
             "credit_bytes=99999999999999999999",
         ] {
@@ -200,7 +207,9 @@ mod tests {
         keys.sort_unstable();
         assert_eq!(keys, KNOWN);
         for key in KNOWN {
-            let known = ["1", "all"].iter().any(|value| read_value(key, value).is_ok());
+            let known = ["1", "all", "true"]
+                .iter()
+                .any(|value| read_value(key, value).is_ok());
             assert!(known, "{key}");
         }
     }

@@ -24,10 +24,13 @@ pub struct ClientConfig {
     pub credit_bytes: u64,
     /// Maps the pool whatever the kind is.
     pub wants_pool: bool,
+    /// Sums the bytes of what is stored, and compares the bytes of what is loaded with the sum of their writer: an
+    /// object that was damaged in the pool is a failed load. Costs a share of the copy's speed (docs/performance.md).
+    pub checksums: bool,
 }
 
 impl ClientConfig {
-    /// The defaults: calls end after 1 s, heartbeat every 10 s, 64 MiB of credit.
+    /// The defaults: calls end after 1 s, heartbeat every 10 s, 64 MiB of credit, checksums.
     pub fn new(socket: impl Into<PathBuf>, kind: PeerKind, name: &str, engine_instance: [u8; 16]) -> Self {
         Self {
             socket: socket.into(),
@@ -38,6 +41,7 @@ impl ClientConfig {
             heartbeat: Duration::from_secs(10),
             credit_bytes: 64 << 20,
             wants_pool: kind == PeerKind::Worker,
+            checksums: true,
         }
     }
 }

@@ -3,23 +3,31 @@
 use super::session::Session;
 use super::{ClientConfig, ClientError};
 
-/// Overwrites every frame of every live object of the server at `config.socket` with noise that follows from `seed`,
-/// and returns how many bytes changed. No 16 or 32 bit float in it has an exponent of all ones (bit 14 of every 16 is
-/// clear), so that an engine computes something else and not just NaN.
+/// What is done to a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// All of it becomes noise that follows from the number. No 16 or 32 bit float in it has an exponent of all ones
+    /// (bit 14 of every 16 is clear), so that an engine computes something else and not just NaN.
+    Noise(u64),
+    /// One bit of its first byte is flipped.
+    OneBit,
+}
+
+/// Damages every frame of every live object of the server at `config.socket` and returns how many bytes changed.
 ///
-/// It is how a test shows that its equal outputs mean something. Only a process that may map the pool can do it, and
+/// It is how a test shows that its equal outputs mean something, and that damage is noticed. Only a process that may map the pool can do it, and
 /// such a process can rewrite the pool in any case.
 ///
 /// # Errors
 /// [`ClientError::Unavailable`] without a server, and its refusals.
-pub fn corrupt_pool(mut config: ClientConfig, seed: u64) -> Result<u64, ClientError> {
+pub fn corrupt_pool(mut config: ClientConfig, damage: Damage) -> Result<u64, ClientError> {
     config.wants_pool = true;
     let deadline = std::time::Instant::now() + config.deadline;
     let (_connection, session) = Session::open(&config, 1, deadline)?;
     let pool = session.pool()?;
     let frame_bytes = pool.frame_bytes() as usize;
     let mut before = vec![0_u8; frame_bytes];
-    let mut noise = vec![0_u8; frame_bytes];
+    let mut after = vec![0_u8; frame_bytes];
     let mut changed = 0;
     for frame in 0..pool.frames() {
         if pool.epoch(frame as u32) == 0 {
@@ -27,9 +35,15 @@ pub fn corrupt_pool(mut config: ClientConfig, seed: u64) -> Result<u64, ClientEr
         }
         let offset = frame * pool.frame_bytes();
         pool.memory()[0].read(offset, &mut before)?;
-        fill(&mut noise, seed ^ frame.rotate_left(32));
-        changed += before.iter().zip(&noise).filter(|(old, new)| old != new).count() as u64;
-        pool.memory()[0].write(offset, &noise)?;
+        match damage {
+            Damage::Noise(seed) => fill(&mut after, seed ^ frame.rotate_left(32)),
+            Damage::OneBit => {
+                after.copy_from_slice(&before);
+                after[0] ^= 1;
+            }
+        }
+        changed += before.iter().zip(&after).filter(|(old, new)| old != new).count() as u64;
+        pool.memory()[0].write(offset, &after)?;
     }
     Ok(changed)
 }

@@ -60,6 +60,20 @@ pub enum ClientError {
         /// Tokens of the item.
         tokens: u64,
     },
+    /// Null blocks where an object cannot have them.
+    #[error(
+        "item {item}: object group {group} would be stored with null blocks before token {held_from} of {tokens}; only          the object of a window may begin with null blocks, and it must end with others"
+    )]
+    NullBlocks {
+        /// Index of the item.
+        item: usize,
+        /// The object group.
+        group: u16,
+        /// The first token from which on no block is null.
+        held_from: u64,
+        /// Tokens of the object.
+        tokens: u32,
+    },
     /// An object group that was not registered or has no memory.
     #[error("object group {group} is not part of the registered {what}; register it first")]
     UnknownGroup {
@@ -145,6 +159,7 @@ impl ClientError {
             Self::SeedMismatch => "SeedMismatch".into(),
             Self::BlockOutOfRange { .. } => "BlockOutOfRange".into(),
             Self::BlockCount { .. } => "BlockCount".into(),
+            Self::NullBlocks { .. } => "NullBlocks".into(),
             Self::UnknownGroup { .. } => "UnknownGroup".into(),
             Self::InvalidLayout { .. } | Self::Copy(_) => "InvalidLayout".into(),
             Self::NoMemory => "NoMemory".into(),
@@ -172,6 +187,17 @@ impl ClientError {
                 let [given, expected, tokens] = [*given, *expected, *tokens].map(signed);
                 vec![*item as i64, *kv_group as i64, given, expected, tokens]
             }
+            Self::NullBlocks {
+                item,
+                group,
+                held_from,
+                tokens,
+            } => vec![
+                *item as i64,
+                i64::from(*group),
+                signed(*held_from),
+                i64::from(*tokens),
+            ],
             Self::UnknownGroup { group, .. } => vec![i64::from(*group)],
             Self::TooManyItems { given, limit } => vec![*given as i64, *limit as i64],
             Self::UnknownTicket { ticket } => vec![signed(*ticket)],

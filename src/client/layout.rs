@@ -5,7 +5,7 @@
 
 use super::ClientError;
 use super::extents::ExtentCursor;
-use crate::copy::{CopyPlan, HostMemory, Span};
+use crate::copy::{HostMemory, Span, SummedPlan};
 
 /// The block that engines use as filler: never read, never written.
 pub(super) const NULL_BLOCK: i64 = 0;
@@ -67,6 +67,26 @@ impl ObjectGroupPages {
                 (tokens > 0 && tokens.is_multiple_of(per_block)).then(|| tokens / per_block)
             }
         }
+    }
+
+    /// The first token of the first block that is not null; the largest number if there is none.
+    pub(super) fn first_wanted(&self, lists: &[Vec<i64>]) -> u64 {
+        let firsts = self.kv_groups.iter().zip(lists).filter_map(|(kv_group, list)| {
+            let at = list.iter().position(|block| *block != NULL_BLOCK)?;
+            Some((at as u64).saturating_mul(kv_group.tokens_per_block))
+        });
+        firsts.min().unwrap_or(u64::MAX)
+    }
+
+    /// The first token from which on no block is null.
+    pub(super) fn held_from(&self, lists: &[Vec<i64>]) -> u64 {
+        let ends = self.kv_groups.iter().zip(lists).map(|(kv_group, list)| {
+            let holes = list.iter().rposition(|block| *block == NULL_BLOCK);
+            holes.map_or(0, |last| {
+                (last as u64 + 1).saturating_mul(kv_group.tokens_per_block)
+            })
+        });
+        ends.max().unwrap_or(0)
     }
 
     /// Bytes of one part; nothing if the tokens are not whole blocks or the number is absurd.
@@ -194,7 +214,7 @@ impl KvMemory {
     /// zeroes. The lists have passed [`Self::check_blocks`].
     pub(super) fn gather(
         &self,
-        plan: &mut CopyPlan,
+        plan: &mut SummedPlan,
         object: &ObjectGroupPages,
         lists: &[Vec<i64>],
         cursor: &mut ExtentCursor<'_>,
@@ -208,18 +228,19 @@ impl KvMemory {
                         block => layer.page(block),
                     };
                     cursor.advance(layer.page_bytes, |done, pool, len| {
-                        plan.push(Span::new(from.region, from.offset + done), pool, len);
+                        plan.push(Span::new(from.region, from.offset + done), Some(pool), len);
                     });
                 }
             }
         }
+        plan.end_part();
     }
 
     /// Appends the pieces that bring a part's bytes from the extents under `cursor` into KV memory. Null blocks and blocks
-    /// beyond a list's end are left alone. `holding` is what the part holds; the lists have passed [`Self::check_blocks`].
+    /// beyond a list's end are left alone: their bytes are read for the sum only. `holding` is what the part holds; the lists have passed [`Self::check_blocks`].
     pub(super) fn scatter(
         &self,
-        plan: &mut CopyPlan,
+        plan: &mut SummedPlan,
         object: &ObjectGroupPages,
         holding: Holding,
         lists: &[Vec<i64>],
@@ -230,16 +251,16 @@ impl KvMemory {
                 for layer in &kv_group.layers {
                     let to = layer.page(block.max(0));
                     cursor.advance(layer.page_bytes, |done, pool, len| {
-                        if block != NULL_BLOCK {
-                            plan.push(pool, Span::new(to.region, to.offset + done), len);
-                        }
+                        let to = Span::new(to.region, to.offset + done);
+                        plan.push(pool, (block != NULL_BLOCK).then_some(to), len);
                     });
                 }
             }
             let held = object.blocks(index, holding).unwrap_or(0);
             let rest = held.saturating_sub(list.len() as u64) * kv_group.block_bytes();
-            cursor.advance(rest, |_, _, _| {});
+            cursor.advance(rest, |_, pool, len| plan.push(pool, None, len));
         }
+        plan.end_part();
     }
 }
 

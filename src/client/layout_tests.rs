@@ -1,6 +1,6 @@
 use super::super::extents::ExtentCursor;
 use super::*;
-use crate::copy::CopyEngine;
+use crate::copy::{Checksum, CopyEngine};
 use crate::wire::Extent;
 
 /// Pool frames of the tests: small and odd, so that pages cross them.
@@ -20,6 +20,12 @@ fn filled(len: usize, salt: u8) -> HostMemory {
     let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8 ^ salt).collect();
     memory.write(0, &bytes).unwrap();
     memory
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    let mut sum = Checksum::new();
+    sum.update(bytes);
+    sum.value()
 }
 
 fn bytes(memory: &HostMemory) -> Vec<u8> {
@@ -101,18 +107,17 @@ fn gather_puts_group_after_group_block_after_block_and_zeroes_for_null() {
         .check_blocks(0, object, Holding::Tokens(16), &lists, false)
         .unwrap();
     assert_eq!(object.part_bytes(Holding::Tokens(16)), Some(4 * 50 + 2 * 61));
-    let (mut plan, extents) = (CopyPlan::new(), extents());
+    let (mut plan, extents) = (SummedPlan::new(), extents());
     memory.gather(&mut plan, object, &lists, &mut ExtentCursor::new(&extents, FRAME));
-    assert_eq!(
-        plan.bytes(),
-        322 - 50 + 50,
-        "the null block's zeroes are copied too"
-    );
-    CopyEngine::detect()
-        .execute(&plan, memory.regions(), &pool)
+    let unsummed = plan.unsummed().bytes();
+    assert_eq!(unsummed, 322, "the null block's zeroes are copied too");
+    assert_eq!(object.held_from(&lists), 8, "the second block is null");
+    let sums = CopyEngine::detect()
+        .execute_summed(&plan, memory.regions(), &pool)
         .unwrap();
     let stored = pool_bytes(&pool[0], &extents, 322);
     assert_eq!(stored, expected(&memory, &lists[0], &lists[1]));
+    assert_eq!(sums, [checksum(&stored)]);
     assert_eq!(
         bytes(&pool[0])[422..500],
         bytes(&filled(1000, 0xff))[422..500],
@@ -127,10 +132,10 @@ fn scatter_writes_named_blocks_only() {
     let extents = [Extent { frame: 1, count: 1 }, Extent { frame: 5, count: 3 }];
     let pool = [filled(1000, 0)];
     let object = from.group(3).unwrap();
-    let mut plan = CopyPlan::new();
+    let mut plan = SummedPlan::new();
     from.gather(&mut plan, object, &lists, &mut ExtentCursor::new(&extents, FRAME));
-    CopyEngine::detect()
-        .execute(&plan, from.regions(), &pool)
+    let stored = CopyEngine::detect()
+        .execute_summed(&plan, from.regions(), &pool)
         .unwrap();
 
     let to = memory(0xee);
@@ -139,10 +144,13 @@ fn scatter_writes_named_blocks_only() {
     let wanted = [vec![0, 7], vec![0, 9]];
     to.check_blocks(0, object, Holding::Tokens(16), &wanted, true)
         .unwrap();
-    plan.clear();
+    assert_eq!(object.first_wanted(&wanted), 4);
+    let mut plan = SummedPlan::new();
     let mut cursor = ExtentCursor::new(&extents, FRAME);
     to.scatter(&mut plan, object, Holding::Tokens(16), &wanted, &mut cursor);
-    CopyEngine::detect().execute(&plan, &pool, to.regions()).unwrap();
+    let engine = CopyEngine::detect();
+    let loaded = engine.execute_summed(&plan, &pool, to.regions()).unwrap();
+    assert_eq!(loaded, stored, "what is not wanted is summed all the same");
 
     let source = (bytes(&from.regions()[0]), bytes(&from.regions()[1]));
     let mut after = before;

@@ -1,13 +1,14 @@
 //! Loading: pinned extents straight into KV pages, then the final check of the read protocol.
 
 use super::extents::ExtentCursor;
-use super::layout::{Holding, KvMemory};
+use super::layout::{Holding, KvMemory, ObjectGroupPages};
 use super::session::{PoolSide, Session};
 use super::stats::Stat;
 use super::store::part_of;
 use super::wanted::Registered;
 use super::{Client, ClientError};
-use crate::copy::{CopyEngine, CopyPlan};
+use crate::copy::{CopyEngine, SummedPlan};
+use crate::keys::ChunkKey;
 use crate::wire::{MAX_ITEMS, ObjectId, PartPlace, Reply, Request, Retrieve, RetrieveReply};
 
 /// One object to load.
@@ -105,70 +106,134 @@ impl Client {
             Reply::Retrieve(found) if found.places.len() == requests.len() => found,
             reply => return Err(self.core.distrust(&session, &reply)),
         };
-        let copied = scatter(&session, &found, requests, holdings, memory);
-        let loaded = copied.map(|planned| self.verify(&session, &found, &planned));
+        let sums = self.core.config.checksums;
+        let copied = scatter(&session, &found, requests, holdings, memory, sums);
+        let loaded = copied.map(|copied| self.verify(&session, &found, &copied));
         // Whatever became of the copy, the pin goes back. Nobody needs to wait until it has.
-        if found.pin != 0 {
-            let deadline = self.core.deadline();
-            if let Ok(mut link) = self.core.acquire(Some(&session), deadline) {
-                let pins = vec![found.pin];
-                link.post(&Request::Release { pins }, deadline);
+        let deadline = self.core.deadline();
+        if found.pin != 0
+            && let Ok(mut link) = self.core.acquire(Some(&session), deadline)
+        {
+            if let Ok(loaded) = &loaded
+                && let Some(request) = discard(registered.seed, requests, loaded)
+            {
+                link.post(&request, deadline);
+            }
+            let pins = vec![found.pin];
+            link.post(&Request::Release { pins }, deadline);
+        }
+        let loaded = loaded?;
+        Ok(loaded.iter().map(|item| *item == Loaded::Whole).collect())
+    }
+
+    /// The final check: what was copied counts only if nobody was given the frames meanwhile, and if it is what was stored.
+    fn verify(&self, session: &Session, found: &RetrieveReply, copied: &[Copied]) -> Vec<Loaded> {
+        let Ok(pool) = session.pool() else {
+            return vec![Loaded::NotThere; copied.len()];
+        };
+        pool.fence_after_copy();
+        let loaded = copied.iter().zip(&found.places).map(|(copied, place)| {
+            let Copied::All { checksum } = copied else {
+                return Loaded::NotThere;
+            };
+            let first = place.extents(&found.extents).first();
+            // First: bytes of another object are no sign of a fault.
+            if !first.is_some_and(|first| pool.copy_was_whole(first.frame, place.incarnation)) {
+                return Loaded::Stale;
+            }
+            match checksum {
+                Some(checksum) if place.checksum != 0 && *checksum != place.checksum => Loaded::Corrupt,
+                _ => Loaded::Whole,
+            }
+        });
+        let loaded: Vec<Loaded> = loaded.collect();
+        for (stat, kind) in [
+            (Stat::StaleLoads, Loaded::Stale),
+            (Stat::CorruptLoads, Loaded::Corrupt),
+        ] {
+            let count = loaded.iter().filter(|item| **item == kind).count() as u64;
+            if count > 0 {
+                self.core.count(stat, count);
             }
         }
         loaded
     }
-
-    /// The final check: what was copied counts only if nobody was given the frames meanwhile.
-    fn verify(&self, session: &Session, found: &RetrieveReply, planned: &[bool]) -> Vec<bool> {
-        let Ok(pool) = session.pool() else {
-            return vec![false; planned.len()];
-        };
-        pool.fence_after_copy();
-        let mut stale = 0;
-        let whole = planned.iter().zip(&found.places).map(|(&planned, place)| {
-            let first = place.extents(&found.extents).first();
-            let whole = first.is_some_and(|first| pool.copy_was_whole(first.frame, place.incarnation));
-            stale += u64::from(planned && !whole);
-            planned && whole
-        });
-        let whole = whole.collect();
-        if stale > 0 {
-            self.core.count(Stat::StaleLoads, stale);
-        }
-        whole
-    }
 }
 
-/// Copies what is there with one plan and says which items that were.
+/// What the copy of an item brought.
+enum Copied {
+    /// Nothing: it is not there, or not what was asked for.
+    Nothing,
+    /// All of it.
+    All { checksum: Option<u64> },
+}
+
+/// What an item turned out to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loaded {
+    Whole,
+    NotThere,
+    /// Its space was given to another object meanwhile.
+    Stale,
+    /// Its bytes are not those that were stored.
+    Corrupt,
+}
+
+/// The request that takes corrupt objects out of the cache, so that they disappoint nobody else.
+fn discard(domain_seed: ChunkKey, requests: &[LoadRequest], loaded: &[Loaded]) -> Option<Request> {
+    let items = requests.iter().zip(loaded);
+    let ids: Vec<ObjectId> = items
+        .filter(|(_, loaded)| **loaded == Loaded::Corrupt)
+        .map(|(request, _)| request.id)
+        .collect();
+    (!ids.is_empty()).then_some(Request::Discard { domain_seed, ids })
+}
+
+/// Copies what is there with one plan.
 fn scatter(
     session: &Session,
     found: &RetrieveReply,
     requests: &[LoadRequest],
     holdings: &[(Holding, u64)],
     memory: &KvMemory,
-) -> Result<Vec<bool>, ClientError> {
+    sums: bool,
+) -> Result<Vec<Copied>, ClientError> {
     let pool = session.pool()?;
-    let mut plan = CopyPlan::new();
-    let mut planned = Vec::with_capacity(requests.len());
+    let mut plan = SummedPlan::new();
+    let mut usable = Vec::with_capacity(requests.len());
     for ((request, &(holding, bytes)), place) in requests.iter().zip(holdings).zip(&found.places) {
-        let usable = is_usable(pool, found, place, request, bytes);
-        if usable {
-            let object = memory.group(request.id.group)?;
+        let object = memory.group(request.id.group)?;
+        usable.push(is_usable(pool, found, place, request, object, bytes));
+        if usable.last() == Some(&true) {
             let mut cursor = ExtentCursor::new(place.extents(&found.extents), pool.frame_bytes());
             memory.scatter(&mut plan, object, holding, &request.blocks, &mut cursor);
         }
-        planned.push(usable);
     }
-    CopyEngine::detect().execute(&plan, pool.memory(), memory.regions())?;
-    Ok(planned)
+    let engine = CopyEngine::detect();
+    let mut checksums = Vec::new();
+    if sums {
+        checksums = engine.execute_summed(&plan, pool.memory(), memory.regions())?;
+    } else {
+        engine.execute(&plan.unsummed(), pool.memory(), memory.regions())?;
+    }
+    let mut checksums = checksums.into_iter();
+    let copied = usable.into_iter().map(|usable| match usable {
+        true => Copied::All {
+            checksum: checksums.next(),
+        },
+        false => Copied::Nothing,
+    });
+    Ok(copied.collect())
 }
 
-/// Whether a place is there, inside the pool, and as long as this rank's part of that many tokens is.
+/// Whether a place is there, inside the pool, as long as this rank's part of that many tokens is, and holds all blocks
+/// that are wanted of it.
 fn is_usable(
     pool: &PoolSide,
     found: &RetrieveReply,
     place: &PartPlace,
     request: &LoadRequest,
+    object: &ObjectGroupPages,
     bytes: u64,
 ) -> bool {
     let extents = place.extents(&found.extents);
@@ -181,4 +246,5 @@ fn is_usable(
         && place.bytes == bytes
         && room >= bytes
         && extents.iter().all(|extent| pool.holds(extent))
+        && object.first_wanted(&request.blocks) >= u64::from(place.held_from)
 }

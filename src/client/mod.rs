@@ -34,7 +34,7 @@ mod wanted;
 
 pub use self::calls::{LookupAnswer, Pin};
 pub use self::config::ClientConfig;
-pub use self::corrupt::corrupt_pool;
+pub use self::corrupt::{Damage, corrupt_pool};
 pub use self::error::ClientError;
 pub use self::handle::Client;
 pub use self::layout::{KvGroupPages, KvMemory, LayerPages, ObjectGroupPages};

@@ -16,19 +16,20 @@ pub(super) enum Stat {
     StoredBytes = 5,
     DroppedStores = 6,
     DegradedSeconds = 7,
-    Lookups = 8,
-    DegradedLookups = 9,
-    Reconnects = 10,
-    DegradedMs = 11,
+    CorruptLoads = 8,
+    Lookups = 9,
+    DegradedLookups = 10,
+    Reconnects = 11,
+    DegradedMs = 12,
 }
 
-const STATS: usize = 12;
+const STATS: usize = 13;
 
 impl Stat {
     /// Where the counter is in the slab.
     pub(super) fn slab_offset(self) -> Option<usize> {
         let index = self as usize;
-        (index <= Self::DegradedSeconds as usize).then(|| AT_STATISTICS + 8 * index)
+        (index <= Self::CorruptLoads as usize).then(|| AT_STATISTICS + 8 * index)
     }
 }
 
@@ -53,6 +54,7 @@ impl Counters {
             loaded_bytes: self.value(Stat::LoadedBytes),
             failed_loads: self.value(Stat::FailedLoads),
             stale_loads: self.value(Stat::StaleLoads),
+            corrupt_loads: self.value(Stat::CorruptLoads),
             stores: self.value(Stat::Stores),
             stored_bytes: self.value(Stat::StoredBytes),
             dropped_stores: self.value(Stat::DroppedStores),
@@ -74,10 +76,12 @@ pub struct ClientStats {
     pub loads: u64,
     /// Their bytes.
     pub loaded_bytes: u64,
-    /// Objects that could not be read, stale ones included.
+    /// Objects that could not be read, stale and corrupt ones included.
     pub failed_loads: u64,
     /// Objects whose space was reused while they were read.
     pub stale_loads: u64,
+    /// Objects whose bytes were not those that were stored.
+    pub corrupt_loads: u64,
     /// Parts committed, whatever became of them.
     pub stores: u64,
     /// Their bytes.

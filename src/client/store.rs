@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::extents::ExtentCursor;
-use super::layout::{Holding, KvMemory};
+use super::layout::{Holding, KvMemory, ObjectGroupPages};
 use super::session::{PoolSide, Session};
 use super::stats::Stat;
 use super::wanted::Registered;
 use super::{Client, ClientError};
-use crate::copy::{CopyEngine, CopyPlan};
+use crate::copy::{CopyEngine, SummedPlan};
 use crate::keys::ChunkKey;
 use crate::wire::{
     Commit, CommitOutcome, ErrorCode, Extent, GroupKind, MAX_ITEMS, ObjectId, Reply, Request, StoreItem,
@@ -80,6 +80,8 @@ impl From<CommitOutcome> for StoreOutcome {
 struct Checked<'a> {
     request: &'a StoreRequest,
     bytes: u64,
+    /// The first token from which on no block is null.
+    held_from: u32,
 }
 
 /// One commit's worth of items, with the space that was found for each.
@@ -178,7 +180,11 @@ fn check<'a>(
         let object = memory.group(request.id.group)?;
         let (holding, expected) = part_of(registered, request.id.group, u64::from(request.tokens))?;
         let Some(lists) = &request.blocks else {
-            checked.push(Checked { request, bytes: 0 });
+            checked.push(Checked {
+                request,
+                bytes: 0,
+                held_from: 0,
+            });
             continue;
         };
         memory.check_blocks(item, object, holding, lists, false)?;
@@ -192,9 +198,32 @@ fn check<'a>(
         checked.push(Checked {
             request,
             bytes: bytes.unwrap_or(0),
+            held_from: check_holes(item, registered, object, request, lists)?,
         });
     }
     Ok(checked)
+}
+
+/// The first token that is held: only the object of a window may begin with null blocks, and must end with others.
+fn check_holes(
+    item: usize,
+    registered: &Registered,
+    object: &ObjectGroupPages,
+    request: &StoreRequest,
+    lists: &[Vec<i64>],
+) -> Result<u32, ClientError> {
+    let held_from = object.held_from(lists);
+    let (kind, _) = registered.group(request.id.group)?;
+    let windowed = matches!(kind, GroupKind::SlidingWindow | GroupKind::ChunkedLocal);
+    if held_from == 0 || windowed && held_from < u64::from(request.tokens) {
+        return Ok(held_from as u32);
+    }
+    Err(ClientError::NullBlocks {
+        item,
+        group: request.id.group,
+        held_from,
+        tokens: request.tokens,
+    })
 }
 
 /// What an object of a group holds, and its part's bytes as registered; nothing if the tokens are not aligned.
@@ -246,7 +275,7 @@ impl Storing<'_> {
                 next += 1;
                 continue;
             }
-            self.gather(pool, &batch, checked)?;
+            self.gather(pool, &mut batch, checked)?;
             let left: u64 = checked[next..].iter().map(frames).sum();
             self.commit(pool, batch, left * pool.frame_bytes())?;
         }
@@ -290,7 +319,9 @@ impl Storing<'_> {
             skipped: request.blocks.is_none(),
             part: request.part,
             tokens: request.tokens,
+            held_from: item.held_from,
             bytes: item.bytes,
+            checksum: 0,
             first_extent,
             extent_count,
         });
@@ -298,9 +329,9 @@ impl Storing<'_> {
         true
     }
 
-    /// Copies all pages of a batch with one plan.
-    fn gather(&self, pool: &PoolSide, batch: &Batch, checked: &[Checked<'_>]) -> Result<(), ClientError> {
-        let mut plan = CopyPlan::new();
+    /// Copies all pages of a batch with one plan, and notes the checksums.
+    fn gather(&self, pool: &PoolSide, batch: &mut Batch, checked: &[Checked<'_>]) -> Result<(), ClientError> {
+        let mut plan = SummedPlan::new();
         for (item, &position) in batch.items.iter().zip(&batch.positions) {
             if let Some(lists) = &checked[position].request.blocks {
                 let object = self.memory.group(item.id.group)?;
@@ -309,11 +340,20 @@ impl Storing<'_> {
             }
         }
         // The copy ends in a store fence, so the commit finds all bytes in place.
-        let copied = CopyEngine::detect().execute(&plan, self.memory.regions(), pool.memory());
-        if copied.is_err() {
+        let engine = CopyEngine::detect();
+        let checksums = match self.client.core.config.checksums {
+            true => engine.execute_summed(&plan, self.memory.regions(), pool.memory()),
+            false => engine
+                .execute(&plan.unsummed(), self.memory.regions(), pool.memory())
+                .map(|_| Vec::new()),
+        };
+        if checksums.is_err() {
             pool.credit().add(batch.extents.iter().copied());
         }
-        copied?;
+        let stored = batch.items.iter_mut().filter(|item| !item.skipped);
+        for (item, checksum) in stored.zip(checksums?) {
+            item.checksum = checksum;
+        }
         Ok(())
     }
 

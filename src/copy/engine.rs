@@ -7,11 +7,12 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::ops::Range;
 use std::ptr;
 
 #[cfg(target_arch = "x86_64")]
 use super::stream::Weave;
-use super::{CopyError, CopyPlan, HostMemory, Piece};
+use super::{CopyError, CopyPlan, HostMemory, Piece, Side, Span, plan};
 
 /// How payload bytes are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -106,21 +107,57 @@ impl CopyEngine {
             // SAFETY: `check` has passed for `src` and `dst`.
             unsafe { resolve(piece, src, dst) }
         });
+        // SAFETY: `check` has passed, so all pieces are valid for their lengths, and read and written bytes are
+        // disjoint.
+        unsafe { self.run(pieces) };
+        Ok(plan.bytes())
+    }
+
+    /// Writes ranges of private memory to places in regions `dst`, in the same way. On an error nothing has been written.
+    pub(super) fn write(
+        &self,
+        from: &[u8],
+        pieces: &[(Range<usize>, Span)],
+        dst: &[HostMemory],
+    ) -> Result<(), CopyError> {
+        for (index, (range, to)) in pieces.iter().enumerate() {
+            let region = plan::region(dst, Side::Destination, index, *to)?;
+            region.check(Side::Destination, index, *to, range.len() as u64)?;
+        }
+        let pieces = pieces.iter().map(|(range, to)| {
+            let bytes = &from[range.clone()];
+            let base = dst[usize::from(to.region)].base().as_ptr();
+            Resolved {
+                src: bytes.as_ptr(),
+                // SAFETY: the range was just checked to lie in its region.
+                dst: unsafe { base.add(to.offset as usize) },
+                len: bytes.len(),
+            }
+        });
+        // SAFETY: sources are slices, destinations were just checked, and `from` is ordinary memory that no region
+        // may overlap while it is borrowed (contract of `HostMemory::new`).
+        unsafe { self.run(pieces) };
+        Ok(())
+    }
+
+    /// Moves pieces and orders the stores before what follows.
+    ///
+    /// # Safety
+    ///
+    /// Every piece is valid for reads of `len` bytes at `src` and for writes at `dst`, and no byte of any `src` is a
+    /// byte of any `dst`.
+    unsafe fn run(&self, pieces: impl Iterator<Item = Resolved>) {
         match self.mover {
             #[cfg(target_arch = "x86_64")]
-            Mover::Avx2(weave) => {
-                // SAFETY: this mover exists only where AVX2 was found. `check` has passed, so all pieces
-                // are valid for their lengths, and read and written bytes are disjoint.
-                unsafe { super::stream::copy(weave, pieces) };
-            }
+            // SAFETY: this mover exists only where AVX2 was found; the rest is the caller's contract.
+            Mover::Avx2(weave) => unsafe { super::stream::copy(weave, pieces) },
             Mover::Portable => {
                 for Resolved { src, dst, len } in pieces {
-                    // SAFETY: as above.
+                    // SAFETY: the caller's contract.
                     unsafe { ptr::copy_nonoverlapping(src, dst, len) };
                 }
             }
         }
-        Ok(plan.bytes())
     }
 }
 

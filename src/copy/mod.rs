@@ -12,6 +12,9 @@
 //! Why, and with which gain: `docs/decisions/0003-copy-engine.md`. Headers and rings use plain copies, not
 //! this module.
 //!
+//! A [`SummedPlan`] is such a list in which the bytes of each part are also summed: what is stored carries a checksum, and
+//! what is loaded is compared with it (docs/decisions/0011-payload-checksums.md).
+//!
 //! `unsafe` is opened in `memory` and `mapped` (what a region promises), `engine` and `stream` (moving checked pieces).
 
 mod engine;
@@ -20,10 +23,12 @@ mod memory;
 mod plan;
 #[cfg(target_arch = "x86_64")]
 mod stream;
+mod summed;
 
 pub use engine::{CopyEngine, CopyPath};
 pub use memory::HostMemory;
 pub use plan::{CopyError, CopyPlan, Piece, Side, Span};
+pub use summed::{Checksum, SummedPlan};
 
 /// Executes `plan` on the fastest path of this machine: `CopyEngine::detect().execute(..)`.
 pub fn execute(plan: &CopyPlan, src: &[HostMemory], dst: &[HostMemory]) -> Result<u64, CopyError> {

@@ -152,7 +152,12 @@ impl CopyPlan {
     }
 }
 
-fn region(regions: &[HostMemory], side: Side, piece: usize, span: Span) -> Result<&HostMemory, CopyError> {
+pub(super) fn region(
+    regions: &[HostMemory],
+    side: Side,
+    piece: usize,
+    span: Span,
+) -> Result<&HostMemory, CopyError> {
     regions
         .get(usize::from(span.region))
         .ok_or(CopyError::UnknownRegion {

@@ -36,6 +36,77 @@ fn plan(pieces: &[(u16, u64, u16, u64, u64)]) -> CopyPlan {
     plan
 }
 
+/// Parts of any pieces, some of them for nobody, through every engine: the sums are those of the bytes in order, the copy
+/// is that of the plan without sums.
+#[test]
+fn summed_copies_are_copies_with_the_sums_of_their_parts() {
+    let mut runner = proptest::test_runner::TestRunner::default();
+    let piece = (0..60_000u64, any::<bool>());
+    let parts = proptest::collection::vec(proptest::collection::vec(piece, 0..6), 1..4);
+    runner
+        .run(&parts, |parts| {
+            let bytes: u64 = parts.iter().flatten().map(|(len, _)| len + 3).sum();
+            let source = pattern(bytes as usize, 1);
+            let (mut plan, mut at, mut sums) = (SummedPlan::new(), 0, Vec::new());
+            for part in &parts {
+                let mut whole = Vec::new();
+                for &(len, wanted) in part {
+                    let here = at as usize;
+                    whole.extend_from_slice(&source[here..here + len as usize]);
+                    plan.push(Span::new(0, at), wanted.then_some(Span::new(0, at + 1)), len);
+                    at += len + 3;
+                }
+                plan.end_part();
+                let mut sum = Checksum::new();
+                sum.update(&whole);
+                sums.push(sum.value());
+            }
+            let src = [region(&source).read_only()];
+            for engine in engines() {
+                let before = pattern(bytes as usize + 1, 2);
+                let (summed, plain) = ([region(&before)], [region(&before)]);
+                prop_assert_eq!(engine.execute_summed(&plan, &src, &summed), Ok(sums.clone()));
+                engine.execute(&plan.unsummed(), &src, &plain).unwrap();
+                prop_assert!(contents(&summed[0]) == contents(&plain[0]));
+            }
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_summed_copy_that_leaves_its_regions_moves_nothing() {
+    let (src, dst) = ([region(&pattern(100, 1))], [region(&pattern(100, 2))]);
+    let bad = |from: u64, to: Option<u64>, len| {
+        let mut plan = SummedPlan::new();
+        plan.push(Span::new(0, 0), Some(Span::new(0, 0)), 10);
+        plan.push(Span::new(0, from), to.map(|to| Span::new(0, to)), len);
+        plan.end_part();
+        plan
+    };
+    for plan in [bad(91, None, 10), bad(0, Some(91), 10), bad(u64::MAX, None, 2)] {
+        let error = CopyEngine::detect()
+            .execute_summed(&plan, &src, &dst)
+            .unwrap_err();
+        assert!(
+            matches!(error, CopyError::OutOfBounds { piece: 1, .. }),
+            "{error}"
+        );
+        assert_eq!(contents(&dst[0]), pattern(100, 2));
+    }
+}
+
+#[test]
+fn the_checksum_is_xxh3_and_never_zero() {
+    // From the reference implementation's own test vectors: XXH3-64 of nothing, seed 0.
+    assert_eq!(Checksum::new().value(), 0x2D06_8005_38D3_94C2);
+    let (mut one, mut two) = (Checksum::new(), Checksum::new());
+    one.update(b"abcdef");
+    two.update(b"abc");
+    two.update(b"def");
+    assert_eq!(one.value(), two.value(), "however the bytes come");
+}
+
 /// Executes `plan` on every path and compares whole regions with a copy by slices.
 fn check_against_naive(plan: &CopyPlan, src: &[Vec<u8>], dst: &[Vec<u8>]) {
     let mut want = dst.to_vec();

@@ -2,14 +2,16 @@
 //!
 //! May import `shm`, `sync` and this module's `frames`.
 //!
-//! Per part, in rank order, one word `bytes << 16 | extents` and that many extent words. The first eight
-//! words are in the record, the rest in chain blocks of seven words and a link.
+//! Per part, in rank order, one word `bytes << 16 | extents`, the checksum and that many extent words. The
+//! first seven words are in the record, the rest in chain blocks of seven words and a link.
 
 use super::Extent;
 use crate::shm::mapping::{Access, Mapping, ReadWrite};
 
 /// Body words inside a record.
-pub const INLINE_WORDS: usize = 8;
+pub const INLINE_WORDS: usize = 7;
+/// Words of a part before its extents.
+const HEAD_WORDS: usize = 2;
 /// Bytes of a chain block.
 pub const CHAIN_BYTES: usize = 64;
 /// Body words in a chain block.
@@ -24,6 +26,8 @@ pub const MAX_PART_BYTES: u64 = (1 << 48) - 1;
 pub struct PartBody {
     /// Its bytes.
     pub bytes: u64,
+    /// Checksum of the bytes as the writer gave it; 0 when it gave none.
+    pub checksum: u64,
     /// Where they lie, filled in this order.
     pub extents: Vec<Extent>,
 }
@@ -40,25 +44,35 @@ pub const fn blocks_for(words: usize) -> usize {
 
 /// The words of a body.
 pub fn encode(parts: &[PartBody]) -> Vec<u64> {
-    let mut words = Vec::with_capacity(parts.iter().map(|p| 1 + p.extents.len()).sum());
+    let mut words = Vec::with_capacity(parts.iter().map(|p| HEAD_WORDS + p.extents.len()).sum());
     for part in parts {
         debug_assert!(part.bytes <= MAX_PART_BYTES && part.extents.len() <= MAX_PART_EXTENTS);
         words.push(part.bytes << 16 | part.extents.len() as u64);
+        words.push(part.checksum);
         words.extend(part.extents.iter().map(|e| e.to_word()));
     }
     words
 }
 
-/// One part of a body, appended to `extents`; its bytes. `None` when the words are not a body.
-pub fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<u64> {
+/// One part of a body: its bytes, its checksum, and its runs appended to `extents`. `None` when the words are
+/// not a body.
+pub fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<(u64, u64)> {
     let mut at = 0;
     for _ in 0..part {
-        at += 1 + (words.get(at)? & 0xffff) as usize;
+        at += HEAD_WORDS + (words.get(at)? & 0xffff) as usize;
     }
-    let head = *words.get(at)?;
-    let runs = words.get(at + 1..at + 1 + (head & 0xffff) as usize)?;
+    let (bytes, checksum, runs) = part_at(words, at)?;
     extents.extend(runs.iter().map(|w| Extent::from_word(*w)));
-    Some(head >> 16)
+    Some((bytes, checksum))
+}
+
+fn part_at(words: &[u64], at: usize) -> Option<(u64, u64, &[u64])> {
+    let &[head, checksum] = words.get(at..at + HEAD_WORDS)? else {
+        return None;
+    };
+    let first = at + HEAD_WORDS;
+    let runs = words.get(first..first + (head & 0xffff) as usize)?;
+    Some((head >> 16, checksum, runs))
 }
 
 /// All parts of a body. `None` when the words are not a body of that many parts.
@@ -66,11 +80,11 @@ pub fn decode(words: &[u64], parts: u16) -> Option<Vec<PartBody>> {
     let mut all = Vec::with_capacity(parts.into());
     let mut at = 0;
     for _ in 0..parts {
-        let head = *words.get(at)?;
-        let runs = words.get(at + 1..at + 1 + (head & 0xffff) as usize)?;
-        at += 1 + runs.len();
+        let (bytes, checksum, runs) = part_at(words, at)?;
+        at += HEAD_WORDS + runs.len();
         all.push(PartBody {
-            bytes: head >> 16,
+            bytes,
+            checksum,
             extents: runs.iter().map(|w| Extent::from_word(*w)).collect(),
         });
     }
@@ -216,6 +230,7 @@ mod tests {
             .iter()
             .map(|&n| PartBody {
                 bytes: n as u64 * 65000,
+                checksum: n as u64 * 0x9E37,
                 extents: (0..n)
                     .map(|_| {
                         frame += 2;
@@ -259,7 +274,8 @@ mod tests {
             assert_eq!(area.blocks_of(&mapping, word).unwrap(), blocks);
             for (i, expected) in body.iter().enumerate() {
                 let mut extents = Vec::new();
-                assert_eq!(part(&read, i as u16, &mut extents), Some(expected.bytes));
+                let sums = (expected.bytes, expected.checksum);
+                assert_eq!(part(&read, i as u16, &mut extents), Some(sums));
                 assert_eq!(extents, expected.extents);
             }
             assert_eq!(part(&read, counts.len() as u16, &mut Vec::new()), None);
@@ -277,11 +293,15 @@ mod tests {
         let mut words = Vec::new();
         // A link of 0, a link behind the area, more words than the area can hold.
         for body in [9, 17 << 32 | 9, 1 << 32 | 0xffff_ffff] {
-            assert!(area.read(&mapping, body, &[0; 8], &mut words).is_none());
+            let inline = [0; INLINE_WORDS];
+            assert!(area.read(&mapping, body, &inline, &mut words).is_none());
         }
         // A cycle ends after as many words as the record claims.
         mapping.store_words(4096, &[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        assert!(area.read(&mapping, 1 << 32 | 100, &[0; 8], &mut words).is_some());
+        assert!(
+            area.read(&mapping, 1 << 32 | 100, &[0; INLINE_WORDS], &mut words)
+                .is_some()
+        );
         assert_eq!(words.len(), 100);
     }
 }

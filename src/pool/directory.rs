@@ -18,7 +18,9 @@ const AT_CHUNK_SIZE: usize = 72;
 const RECORD_BYTES: usize = 192;
 const RECORD_WORDS: usize = RECORD_BYTES / 8;
 /// Words of a record that the index has too: incarnation, key, shape, bytes, body, inline body words.
-pub const SHARED_WORDS: usize = 8 + INLINE_WORDS;
+pub const SHARED_WORDS: usize = HEAD_WORDS + INLINE_WORDS;
+/// Words before the body in a record of the index.
+const HEAD_WORDS: usize = 9;
 
 /// Who may write a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -248,8 +250,8 @@ impl Directory {
     pub fn body(&self, record: u32) -> Result<(Vec<PartBody>, Vec<u32>), PoolError> {
         let shared = self.shared_words(record)?;
         let parts = (shared[5] >> 16) as u16;
-        let (head, inline) = shared.split_at(8);
-        let inline: &[u64; INLINE_WORDS] = inline.try_into().expect("eight words follow the first eight");
+        let (head, inline) = shared.split_at(HEAD_WORDS);
+        let inline: &[u64; INLINE_WORDS] = inline.try_into().expect("the rest of the shared words");
         let mut words = Vec::new();
         let read = self.chains.read(&self.mapping, head[7], inline, &mut words);
         let blocks = self.chains.blocks_of(&self.mapping, head[7]);
@@ -380,6 +382,7 @@ mod tests {
         let directory = Directory::create(32, [1; 16], 1).unwrap();
         let parts = [PartBody {
             bytes: 100_000,
+            checksum: 7,
             extents: vec![Extent::new(4, 2)],
         }];
         let words = body::encode(&parts);
@@ -388,7 +391,7 @@ mod tests {
         shared[5] = 256 << 32 | 1 << 16;
         shared[6] = 100_000;
         shared[7] = words.len() as u64;
-        shared[8..8 + words.len()].copy_from_slice(&words);
+        shared[9..9 + words.len()].copy_from_slice(&words);
         directory.write_record(3, &shared, None).unwrap();
         directory.set_state(3, RecordState::Live);
         directory.set_owner(&parts[0].extents, Owner::Record(3));

@@ -77,7 +77,9 @@ pub(super) fn store_items(items: &[wire::StoreItem]) -> Vec<cache::StoreItem> {
         skipped: item.skipped,
         part: item.part,
         tokens: item.tokens,
+        held_from: item.held_from,
         bytes: item.bytes,
+        checksum: item.checksum,
         first_extent: item.first_extent,
         extent_count: item.extent_count,
     };
@@ -138,9 +140,11 @@ pub(super) fn retrieve_reply(answer: cache::RetrieveAnswer) -> wire::RetrieveRep
     let place = |place: &cache::PartPlace| wire::PartPlace {
         incarnation: place.incarnation,
         bytes: place.bytes,
+        checksum: place.checksum,
         first_extent: place.first_extent,
         extent_count: place.extent_count,
         tokens: place.tokens,
+        held_from: place.held_from,
     };
     wire::RetrieveReply {
         pin: answer.pin,

@@ -203,6 +203,13 @@ fn handle(server: &Server, session: &mut Session, request: Request) -> Result<Re
             server.core().clear().map_err(|e| e.to_wire())?;
             Ok(Reply::Ack)
         }
+        Request::Discard { domain_seed, ids } => {
+            require_bound(server, session)?;
+            let ids = convert::object_ids(&ids);
+            ack(with_client(server, session, |core, client| {
+                core.discard(client, domain_seed, &ids)
+            }))
+        }
         Request::Status => Ok(Reply::Status {
             json: status::document(server, session.number).to_string(),
         }),

@@ -129,6 +129,7 @@ fn counters(status: &CoreStatus) -> Value {
         "evicted": counters.evicted_objects,
         "dropped_stores": counters.dropped_stores,
         "ended_partials": counters.ended_partials,
+        "discarded": counters.discarded_objects,
     })
 }
 
@@ -208,6 +209,7 @@ fn reported(counters: &ClientCounters) -> Value {
         "stored_bytes": counters.stored_bytes,
         "dropped_stores": counters.dropped_stores,
         "degraded_seconds": counters.degraded_seconds,
+        "corrupt_loads": counters.corrupt_loads,
     })
 }
 

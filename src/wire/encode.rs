@@ -138,6 +138,14 @@ fn request_body(b: &mut Builder, request: &Request) -> (fb::RequestBody, WIPOffs
             Body::Clear,
             fb::Clear::create(b, &fb::ClearArgs {}).as_union_value(),
         ),
+        Request::Discard { domain_seed, ids } => {
+            let ids = b.create_vector_from_iter(ids.iter().map(object_id));
+            let args = fb::DiscardArgs {
+                domain_seed: Some(&hash(domain_seed)),
+                ids: Some(ids),
+            };
+            (Body::Discard, fb::Discard::create(b, &args).as_union_value())
+        }
         Request::Status => (
             Body::Status,
             fb::Status::create(b, &fb::StatusArgs {}).as_union_value(),
@@ -351,16 +359,25 @@ fn lookup_reply_body(b: &mut Builder, found: &LookupReply) -> WIPOffset<UnionWIP
 }
 
 fn retrieve_reply_body(b: &mut Builder, places: &RetrieveReply) -> WIPOffset<UnionWIPOffset> {
-    let rows = places
-        .places
-        .iter()
-        .map(|p| fb::PartPlace::new(p.incarnation, p.bytes, p.first_extent, p.extent_count, p.tokens));
+    let rows = places.places.iter().map(part_place);
     let args = fb::RetrieveReplyArgs {
         pin: places.pin,
         places: Some(b.create_vector_from_iter(rows)),
         extents: Some(extent_vector(b, &places.extents)),
     };
     fb::RetrieveReply::create(b, &args).as_union_value()
+}
+
+fn part_place(place: &PartPlace) -> fb::PartPlace {
+    fb::PartPlace::new(
+        place.incarnation,
+        place.bytes,
+        place.checksum,
+        place.first_extent,
+        place.extent_count,
+        place.tokens,
+        place.held_from,
+    )
 }
 
 fn store_item(item: &StoreItem) -> fb::StoreItem {
@@ -371,7 +388,9 @@ fn store_item(item: &StoreItem) -> fb::StoreItem {
         u8::from(item.skipped),
         item.part,
         item.tokens,
+        item.held_from,
         item.bytes,
+        item.checksum,
         item.first_extent,
         item.extent_count,
     )

@@ -744,13 +744,13 @@ pub mod kvasir {
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
-        pub const ENUM_MAX_REQUEST_BODY: u8 = 15;
+        pub const ENUM_MAX_REQUEST_BODY: u8 = 16;
         #[deprecated(
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
         #[allow(non_camel_case_types)]
-        pub const ENUM_VALUES_REQUEST_BODY: [RequestBody; 16] = [
+        pub const ENUM_VALUES_REQUEST_BODY: [RequestBody; 17] = [
             RequestBody::NONE,
             RequestBody::Hello,
             RequestBody::Negotiate,
@@ -767,6 +767,7 @@ pub mod kvasir {
             RequestBody::Abort,
             RequestBody::Clear,
             RequestBody::Status,
+            RequestBody::Discard,
         ];
 
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -790,9 +791,10 @@ pub mod kvasir {
             pub const Abort: Self = Self(13);
             pub const Clear: Self = Self(14);
             pub const Status: Self = Self(15);
+            pub const Discard: Self = Self(16);
 
             pub const ENUM_MIN: u8 = 0;
-            pub const ENUM_MAX: u8 = 15;
+            pub const ENUM_MAX: u8 = 16;
             pub const ENUM_VALUES: &'static [Self] = &[
                 Self::NONE,
                 Self::Hello,
@@ -810,6 +812,7 @@ pub mod kvasir {
                 Self::Abort,
                 Self::Clear,
                 Self::Status,
+                Self::Discard,
             ];
             /// Returns the variant's name or "" if unknown.
             pub fn variant_name(self) -> Option<&'static str> {
@@ -830,6 +833,7 @@ pub mod kvasir {
                     Self::Abort => Some("Abort"),
                     Self::Clear => Some("Clear"),
                     Self::Status => Some("Status"),
+                    Self::Discard => Some("Discard"),
                     _ => None,
                 }
             }
@@ -2212,10 +2216,10 @@ pub mod kvasir {
         // struct PartPlace, aligned to 8
         #[repr(transparent)]
         #[derive(Clone, Copy, PartialEq)]
-        pub struct PartPlace(pub [u8; 32]);
+        pub struct PartPlace(pub [u8; 40]);
         impl Default for PartPlace {
             fn default() -> Self {
-                Self([0; 32])
+                Self([0; 40])
             }
         }
         impl ::core::fmt::Debug for PartPlace {
@@ -2223,9 +2227,11 @@ pub mod kvasir {
                 f.debug_struct("PartPlace")
                     .field("incarnation", &self.incarnation())
                     .field("bytes", &self.bytes())
+                    .field("checksum", &self.checksum())
                     .field("first_extent", &self.first_extent())
                     .field("extent_count", &self.extent_count())
                     .field("tokens", &self.tokens())
+                    .field("held_from", &self.held_from())
                     .finish()
             }
         }
@@ -2278,16 +2284,20 @@ pub mod kvasir {
             pub fn new(
                 incarnation: u64,
                 bytes: u64,
+                checksum: u64,
                 first_extent: u32,
                 extent_count: u32,
                 tokens: u32,
+                held_from: u32,
             ) -> Self {
-                let mut s = Self([0; 32]);
+                let mut s = Self([0; 40]);
                 s.set_incarnation(incarnation);
                 s.set_bytes(bytes);
+                s.set_checksum(checksum);
                 s.set_first_extent(first_extent);
                 s.set_extent_count(extent_count);
                 s.set_tokens(tokens);
+                s.set_held_from(held_from);
                 s
             }
 
@@ -2351,9 +2361,10 @@ pub mod kvasir {
                 }
             }
 
-            pub fn first_extent(&self) -> u32 {
+            /// As its writer gave it; 0: not given.
+            pub fn checksum(&self) -> u64 {
                 let mut mem =
-                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                    ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
                 // Safety:
                 // Created from a valid Table for this object
                 // Which contains a valid value in this slot
@@ -2361,13 +2372,13 @@ pub mod kvasir {
                     ::core::ptr::copy_nonoverlapping(
                         self.0[16..].as_ptr(),
                         mem.as_mut_ptr() as *mut u8,
-                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
                     );
                     mem.assume_init()
                 })
             }
 
-            pub fn set_first_extent(&mut self, x: u32) {
+            pub fn set_checksum(&mut self, x: u64) {
                 let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
                 // Safety:
                 // Created from a valid Table for this object
@@ -2376,42 +2387,12 @@ pub mod kvasir {
                     ::core::ptr::copy_nonoverlapping(
                         &x_le as *const _ as *const u8,
                         self.0[16..].as_mut_ptr(),
-                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
                     );
                 }
             }
 
-            pub fn extent_count(&self) -> u32 {
-                let mut mem =
-                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
-                // Safety:
-                // Created from a valid Table for this object
-                // Which contains a valid value in this slot
-                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
-                    ::core::ptr::copy_nonoverlapping(
-                        self.0[20..].as_ptr(),
-                        mem.as_mut_ptr() as *mut u8,
-                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
-                    );
-                    mem.assume_init()
-                })
-            }
-
-            pub fn set_extent_count(&mut self, x: u32) {
-                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
-                // Safety:
-                // Created from a valid Table for this object
-                // Which contains a valid value in this slot
-                unsafe {
-                    ::core::ptr::copy_nonoverlapping(
-                        &x_le as *const _ as *const u8,
-                        self.0[20..].as_mut_ptr(),
-                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
-                    );
-                }
-            }
-
-            pub fn tokens(&self) -> u32 {
+            pub fn first_extent(&self) -> u32 {
                 let mut mem =
                     ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
                 // Safety:
@@ -2427,7 +2408,7 @@ pub mod kvasir {
                 })
             }
 
-            pub fn set_tokens(&mut self, x: u32) {
+            pub fn set_first_extent(&mut self, x: u32) {
                 let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
                 // Safety:
                 // Created from a valid Table for this object
@@ -2440,6 +2421,97 @@ pub mod kvasir {
                     );
                 }
             }
+
+            pub fn extent_count(&self) -> u32 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[28..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_extent_count(&mut self, x: u32) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[28..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            pub fn tokens(&self) -> u32 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[32..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_tokens(&mut self, x: u32) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[32..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            /// Tokens of the object before this one are holes.
+            pub fn held_from(&self) -> u32 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[36..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_held_from(&mut self, x: u32) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[36..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
         }
 
         /// One part of one object. Its bytes lie in items [first_extent, first_extent + extent_count) of Commit.extents,
@@ -2447,10 +2519,10 @@ pub mod kvasir {
         // struct StoreItem, aligned to 8
         #[repr(transparent)]
         #[derive(Clone, Copy, PartialEq)]
-        pub struct StoreItem(pub [u8; 96]);
+        pub struct StoreItem(pub [u8; 104]);
         impl Default for StoreItem {
             fn default() -> Self {
-                Self([0; 96])
+                Self([0; 104])
             }
         }
         impl ::core::fmt::Debug for StoreItem {
@@ -2462,7 +2534,9 @@ pub mod kvasir {
                     .field("skipped", &self.skipped())
                     .field("part", &self.part())
                     .field("tokens", &self.tokens())
+                    .field("held_from", &self.held_from())
                     .field("bytes", &self.bytes())
+                    .field("checksum", &self.checksum())
                     .field("first_extent", &self.first_extent())
                     .field("extent_count", &self.extent_count())
                     .finish()
@@ -2521,18 +2595,22 @@ pub mod kvasir {
                 skipped: u8,
                 part: u16,
                 tokens: u32,
+                held_from: u32,
                 bytes: u64,
+                checksum: u64,
                 first_extent: u32,
                 extent_count: u32,
             ) -> Self {
-                let mut s = Self([0; 96]);
+                let mut s = Self([0; 104]);
                 s.set_id(id);
                 s.set_parent(parent);
                 s.set_has_parent(has_parent);
                 s.set_skipped(skipped);
                 s.set_part(part);
                 s.set_tokens(tokens);
+                s.set_held_from(held_from);
                 s.set_bytes(bytes);
+                s.set_checksum(checksum);
                 s.set_first_extent(first_extent);
                 s.set_extent_count(extent_count);
                 s
@@ -2684,6 +2762,37 @@ pub mod kvasir {
                 }
             }
 
+            /// A window's object may begin with holes, null blocks that are stored as zeroes: the first of its tokens that is held.
+            pub fn held_from(&self) -> u32 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[76..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_held_from(&mut self, x: u32) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[76..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
             pub fn bytes(&self) -> u64 {
                 let mut mem =
                     ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
@@ -2714,6 +2823,37 @@ pub mod kvasir {
                 }
             }
 
+            /// XXH3-64 of the part's bytes in their order, 1 if that is 0; 0: not computed, and readers cannot check.
+            pub fn checksum(&self) -> u64 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[88..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_checksum(&mut self, x: u64) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[88..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
             pub fn first_extent(&self) -> u32 {
                 let mut mem =
                     ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
@@ -2722,7 +2862,7 @@ pub mod kvasir {
                 // Which contains a valid value in this slot
                 ::flatbuffers::EndianScalar::from_little_endian(unsafe {
                     ::core::ptr::copy_nonoverlapping(
-                        self.0[88..].as_ptr(),
+                        self.0[96..].as_ptr(),
                         mem.as_mut_ptr() as *mut u8,
                         ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
                     );
@@ -2738,7 +2878,7 @@ pub mod kvasir {
                 unsafe {
                     ::core::ptr::copy_nonoverlapping(
                         &x_le as *const _ as *const u8,
-                        self.0[88..].as_mut_ptr(),
+                        self.0[96..].as_mut_ptr(),
                         ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
                     );
                 }
@@ -2752,7 +2892,7 @@ pub mod kvasir {
                 // Which contains a valid value in this slot
                 ::flatbuffers::EndianScalar::from_little_endian(unsafe {
                     ::core::ptr::copy_nonoverlapping(
-                        self.0[92..].as_ptr(),
+                        self.0[100..].as_ptr(),
                         mem.as_mut_ptr() as *mut u8,
                         ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
                     );
@@ -2768,7 +2908,7 @@ pub mod kvasir {
                 unsafe {
                     ::core::ptr::copy_nonoverlapping(
                         &x_le as *const _ as *const u8,
-                        self.0[92..].as_mut_ptr(),
+                        self.0[100..].as_mut_ptr(),
                         ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
                     );
                 }
@@ -6232,6 +6372,139 @@ pub mod kvasir {
                 ds.finish()
             }
         }
+        pub enum DiscardOffset {}
+        #[derive(Copy, Clone, PartialEq)]
+
+        /// Drops these objects and all that hang under them: a reader found bytes that are not those of the checksum. What is
+        /// pinned is no longer found and stays only for those who read it.
+        pub struct Discard<'a> {
+            pub _tab: ::flatbuffers::Table<'a>,
+        }
+
+        impl<'a> ::flatbuffers::Follow<'a> for Discard<'a> {
+            type Inner = Discard<'a>;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                Self {
+                    _tab: unsafe { ::flatbuffers::Table::new(buf, loc) },
+                }
+            }
+        }
+
+        impl<'a> Discard<'a> {
+            pub const VT_DOMAIN_SEED: ::flatbuffers::VOffsetT = 4;
+            pub const VT_IDS: ::flatbuffers::VOffsetT = 6;
+
+            #[inline]
+            pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+                Discard { _tab: table }
+            }
+            #[allow(unused_mut)]
+            pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+                _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+                args: &'args DiscardArgs<'args>,
+            ) -> ::flatbuffers::WIPOffset<Discard<'bldr>> {
+                let mut builder = DiscardBuilder::new(_fbb);
+                if let Some(x) = args.ids {
+                    builder.add_ids(x);
+                }
+                if let Some(x) = args.domain_seed {
+                    builder.add_domain_seed(x);
+                }
+                builder.finish()
+            }
+
+            #[inline]
+            pub fn domain_seed(&self) -> Option<&'a Hash32> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<Hash32>(Discard::VT_DOMAIN_SEED, None) }
+            }
+            #[inline]
+            pub fn ids(&self) -> Option<::flatbuffers::Vector<'a, ObjectId>> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ObjectId>>>(
+                            Discard::VT_IDS,
+                            None,
+                        )
+                }
+            }
+        }
+
+        impl ::flatbuffers::Verifiable for Discard<'_> {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.visit_table(pos)?
+                    .visit_field::<Hash32>("domain_seed", Self::VT_DOMAIN_SEED, false)?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ObjectId>>>(
+                        "ids",
+                        Self::VT_IDS,
+                        false,
+                    )?
+                    .finish();
+                Ok(())
+            }
+        }
+        pub struct DiscardArgs<'a> {
+            pub domain_seed: Option<&'a Hash32>,
+            pub ids: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ObjectId>>>,
+        }
+        impl<'a> Default for DiscardArgs<'a> {
+            #[inline]
+            fn default() -> Self {
+                DiscardArgs {
+                    domain_seed: None,
+                    ids: None,
+                }
+            }
+        }
+
+        pub struct DiscardBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+            fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+            start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+        }
+        impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> DiscardBuilder<'a, 'b, A> {
+            #[inline]
+            pub fn add_domain_seed(&mut self, domain_seed: &Hash32) {
+                self.fbb_
+                    .push_slot_always::<&Hash32>(Discard::VT_DOMAIN_SEED, domain_seed);
+            }
+            #[inline]
+            pub fn add_ids(&mut self, ids: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b, ObjectId>>) {
+                self.fbb_
+                    .push_slot_always::<::flatbuffers::WIPOffset<_>>(Discard::VT_IDS, ids);
+            }
+            #[inline]
+            pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> DiscardBuilder<'a, 'b, A> {
+                let start = _fbb.start_table();
+                DiscardBuilder {
+                    fbb_: _fbb,
+                    start_: start,
+                }
+            }
+            #[inline]
+            pub fn finish(self) -> ::flatbuffers::WIPOffset<Discard<'a>> {
+                let o = self.fbb_.end_table(self.start_);
+                ::flatbuffers::WIPOffset::new(o.value())
+            }
+        }
+
+        impl ::core::fmt::Debug for Discard<'_> {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                let mut ds = f.debug_struct("Discard");
+                ds.field("domain_seed", &self.domain_seed());
+                ds.field("ids", &self.ids());
+                ds.finish()
+            }
+        }
         pub enum StatusOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
@@ -6942,6 +7215,21 @@ pub mod kvasir {
                     None
                 }
             }
+
+            #[inline]
+            #[allow(non_snake_case)]
+            pub fn body_as_discard(&self) -> Option<Discard<'a>> {
+                if self.body_type() == RequestBody::Discard {
+                    self.body().map(|t| {
+                        // Safety:
+                        // Created from a valid Table for this object
+                        // Which contains a valid union in this slot
+                        unsafe { Discard::init_from_table(t) }
+                    })
+                } else {
+                    None
+                }
+            }
         }
 
         impl ::flatbuffers::Verifiable for Request<'_> {
@@ -7032,6 +7320,11 @@ pub mod kvasir {
                             RequestBody::Status => v
                                 .verify_union_variant::<::flatbuffers::ForwardsUOffset<Status>>(
                                     "RequestBody::Status",
+                                    pos,
+                                ),
+                            RequestBody::Discard => v
+                                .verify_union_variant::<::flatbuffers::ForwardsUOffset<Discard>>(
+                                    "RequestBody::Discard",
                                     pos,
                                 ),
                             _ => Ok(()),
@@ -7239,6 +7532,16 @@ pub mod kvasir {
                     }
                     RequestBody::Status => {
                         if let Some(x) = self.body_as_status() {
+                            ds.field("body", &x)
+                        } else {
+                            ds.field(
+                                "body",
+                                &"InvalidFlatbuffer: Union discriminant does not match value.",
+                            )
+                        }
+                    }
+                    RequestBody::Discard => {
+                        if let Some(x) = self.body_as_discard() {
                             ds.field("body", &x)
                         } else {
                             ds.field(

@@ -48,6 +48,13 @@ pub enum Request {
     },
     /// Drops every unpinned object.
     Clear,
+    /// Drops objects whose bytes a reader found wrong, and what hangs under them.
+    Discard {
+        /// The domain.
+        domain_seed: ChunkKey,
+        /// The objects.
+        ids: Vec<ObjectId>,
+    },
     /// Asks for the status document.
     Status,
 }
@@ -427,12 +434,16 @@ pub struct PartPlace {
     pub incarnation: u64,
     /// The part's length.
     pub bytes: u64,
+    /// Its checksum as the writer gave it; 0: not given.
+    pub checksum: u64,
     /// Its first extent in [`RetrieveReply::extents`].
     pub first_extent: u32,
     /// How many extents it has.
     pub extent_count: u32,
-    /// The tokens the object holds.
+    /// The tokens of the object.
     pub tokens: u32,
+    /// The first of them that is held.
+    pub held_from: u32,
 }
 
 /// The answer to [`Retrieve`].
@@ -459,8 +470,12 @@ pub struct StoreItem {
     pub part: u16,
     /// The tokens of the object.
     pub tokens: u32,
+    /// The first of them that is held; those before it are holes in a window's object.
+    pub held_from: u32,
     /// The length of the part.
     pub bytes: u64,
+    /// XXH3-64 of its bytes; 0: not computed.
+    pub checksum: u64,
     /// Its first extent in [`Commit::extents`].
     pub first_extent: u32,
     /// How many extents it has.

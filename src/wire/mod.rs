@@ -49,7 +49,7 @@ pub use message::{
 };
 
 /// The version that both sides of a connection have to speak.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// The longest frame, without its length prefix.
 pub const MAX_FRAME_BYTES: usize = 4 << 20;
 /// The longest frame before a connection has said hello.

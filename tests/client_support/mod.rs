@@ -285,13 +285,20 @@ pub struct Engine {
 impl Engine {
     /// A worker of engine `instance`, negotiated and registered.
     pub fn start(place: &Place, shape: &Shape, instance: u8) -> Self {
-        let engine = Self::unregistered(
-            place,
-            shape,
-            instance,
-            Duration::from_secs(20),
-            Duration::from_secs(10),
-        );
+        Self::start_with(place, shape, instance, |_| {})
+    }
+
+    /// The same with another configuration.
+    pub fn start_with(
+        place: &Place,
+        shape: &Shape,
+        instance: u8,
+        configure: impl FnOnce(&mut ClientConfig),
+    ) -> Self {
+        let mut config = ClientConfig::new(place.socket(), PeerKind::Worker, "test engine", [instance; 16]);
+        config.deadline = Duration::from_secs(20);
+        configure(&mut config);
+        let engine = Self::with_config(config, shape);
         engine.client.negotiate(shape.negotiation()).unwrap();
         engine.client.register(shape.registration()).unwrap();
         engine
@@ -308,6 +315,10 @@ impl Engine {
         let mut config = ClientConfig::new(place.socket(), PeerKind::Worker, "test engine", [instance; 16]);
         config.deadline = deadline;
         config.heartbeat = heartbeat;
+        Self::with_config(config, shape)
+    }
+
+    fn with_config(mut config: ClientConfig, shape: &Shape) -> Self {
         config.credit_bytes = 1 << 20;
         let client = Client::new(config).unwrap();
         let memory: Vec<_> = shape.regions.iter().map(|&bytes| mapping(bytes)).collect();

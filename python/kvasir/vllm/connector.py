@@ -147,6 +147,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             self._settings.deadline,
             self._settings.heartbeat_interval,
             self._settings.credit_bytes,
+            self._settings.checksums,
         )
 
     def _negotiate(self, block_size: int | None) -> None:

@@ -55,13 +55,6 @@ class Layout:
             for group in geometry.object_groups
         ]
 
-    def addresses(self, kv_group: int, block: int) -> list[tuple[int, int]]:
-        """(address, bytes) of every page of a block."""
-        return [
-            (self.regions[page.region][0] + page.offset + block * page.block_stride, page.page_bytes)
-            for page in self.groups[kv_group]
-        ]
-
 
 def _first_tensor(value: Any) -> Any:
     while isinstance(value, (list, tuple)):

@@ -14,8 +14,6 @@ class Fill:
     """Items to load, in token order per object group."""
 
     items: list[LoadItem]
-    guarded: list[int]
-    """Indices of items of which a window group reads a front."""
     complete: bool
     """Whether they fill every block that the engine will take as computed."""
 
@@ -33,27 +31,24 @@ def plan(
     Null blocks and blocks that end at or below `local` are never written.
     """
     items: list[LoadItem] = []
-    guarded: list[int] = []
     filled: dict[int, set[int]] = {}
     groups = {group.index: group for group in geometry.object_groups}
     for key, index, chunk, tokens in objects:
         group = groups.get(index)
         if group is None:
-            return Fill([], [], complete=False)
+            return Fill([], complete=False)
         start = chunk * chunk_size
         ids = _state_ids(group, table, total) if group.recurrent else _block_ids(
             group, table, start, min(start + tokens, total), local
         )
         if group.recurrent and start + tokens != total or not any(any(part) for part in ids):
             continue
-        if not group.recurrent and group.window_tokens and start + tokens > total:
-            guarded.append(len(items))
         for kv_group, part in zip(group.kv_groups, ids):
             filled.setdefault(kv_group, set()).update(part)
         items.append((key, index, tokens, ids))
     needed = blocks_to_fill(geometry, table, local, total)
     complete = all(filled.get(group, set()) >= blocks for group, blocks in needed.items())
-    return Fill(items, guarded, complete)
+    return Fill(items, complete)
 
 
 def blocks_to_fill(

@@ -18,18 +18,16 @@ class Load:
     request_id: str
     session: int
     items: list[LoadItem]
-    guarded: list[int] = dataclasses.field(default_factory=list)
-    """Items of which a front is read that the object may not hold: after the copy, a page of zeros is a failure."""
-    by_server: list[tuple[list[LoadItem], list[int]]] = dataclasses.field(default_factory=list)
-    """Items and guarded ones per server, only where the servers do not all name the same objects."""
+    by_server: list[list[LoadItem]] = dataclasses.field(default_factory=list)
+    """Items per server, only where the servers do not all name the same objects."""
     broken: bool = False
     """The promise behind this load can no longer be kept: report the failure, copy nothing."""
     blocks: list[int] = dataclasses.field(default_factory=list)
     """All block ids that the engine believes will be filled; only kept where failures are reported by block."""
 
-    def of(self, server: int) -> tuple[list[LoadItem], list[int]]:
-        """The items for ranks of a server, and which of them are guarded."""
-        return self.by_server[server] if self.by_server else (self.items, self.guarded)
+    def of(self, server: int) -> list[LoadItem]:
+        """The items for ranks of a server."""
+        return self.by_server[server] if self.by_server else self.items
 
 
 @dataclasses.dataclass

@@ -202,9 +202,9 @@ class SchedulerRole:
         if not all(fill.complete for fill in fills):
             self._notes.warn("incomplete", f"a hit of {total} tokens did not name every object that it needs")
             return
-        load.items, load.guarded, load.broken = fills[0].items, fills[0].guarded, False
+        load.items, load.broken = fills[0].items, False
         if len(fills) > 1:
-            load.by_server = [(fill.items, fill.guarded) for fill in fills]
+            load.by_server = [fill.items for fill in fills]
 
     def _hit_of(self, state: RequestState, offer: Offer | None, total: int) -> Answer | None:
         """The hit to load `total` tokens from: the offer's, or that of a shorter prefix if the engine takes less."""

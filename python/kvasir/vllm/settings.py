@@ -28,6 +28,12 @@ def _count(key: str, value: Any) -> int:
     return value
 
 
+def _flag(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} is {value!r}; it has to be true or false")
+    return value
+
+
 def _store(key: str, value: Any) -> str:
     if value not in ("all", "prompt"):
         raise ValueError(f"{key} is {value!r}; it has to be \"all\" or \"prompt\"")
@@ -65,6 +71,8 @@ class Settings:
     """Chunk size that this engine would like to see as the minimum where the server leaves it open."""
     credit_bytes: int = 64 << 20
     """Pool space that a worker holds ready for its next stores."""
+    checksums: bool = True
+    """Sum what is stored, and fail loads whose bytes are not those that were stored."""
 
     @property
     def where(self) -> str:
@@ -99,4 +107,5 @@ _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "kvasir.store": ("store", _store),
     "kvasir.preferred_base": ("preferred_base", _count),
     "kvasir.credit_bytes": ("credit_bytes", _count),
+    "kvasir.checksums": ("checksums", _flag),
 }

@@ -165,7 +165,7 @@ class StorePlanner:
             if len(part) != tokens // span:
                 return False
             ids.append(part)
-        if any(map(any, ids)) and _holds_what_is_needed(group, ids, start, start + tokens):
+        if _holds_what_is_needed(group, ids, start, start + tokens):
             out.items.append((key, chain.parent_key(chunk), group.index, tokens, ids))
             return True
         return False
@@ -174,7 +174,8 @@ class StorePlanner:
 def _holds_what_is_needed(group: ObjectGroup, ids: Sequence[Sequence[int]], start: int, end: int) -> bool:
     """Whether a request that resumes at `end` finds here every block that it can still see.
 
-    Full attention sees all; a window its trailing tokens, so the engine may have let go of earlier blocks.
+    Full attention sees all; a window its trailing tokens, so the engine may have let go of earlier blocks. The last
+    block has to be there in any case: an object holds something.
     """
     if group.kind == FULL:
         seen = start
@@ -182,5 +183,5 @@ def _holds_what_is_needed(group: ObjectGroup, ids: Sequence[Sequence[int]], star
         seen = end - end % group.window_tokens
     else:
         seen = end - group.window_tokens + 1
-    first = max(seen - start, 0)
+    first = max(min(seen, end - 1) - start, 0)
     return all(all(part[first // span :]) for span, part in zip(group.spans, ids))

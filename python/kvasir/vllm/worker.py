@@ -8,7 +8,6 @@ in a thread between steps; every request handed to it is reported finished exact
 from __future__ import annotations
 
 import concurrent.futures
-import ctypes
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
@@ -150,35 +149,18 @@ class WorkerRole:
 
     def _run(self, load: Load) -> set[int]:
         """Copies; the blocks that hold nothing usable afterwards, which is none if all went well."""
-        items, guarded = load.of(self._rank.server)
+        items = load.of(self._rank.server)
         everything = set(load.blocks) or {block for item in items for part in item[3] for block in part}
         everything.discard(0)
         if load.broken or self._layout is None:
             return everything or {-1}
         try:
             good = self._client.load(load.session, self._rank.part, items)
-            hollow = [index for index in guarded if good[index] and self._is_hollow(items[index])]
         except Exception as error:  # never into the engine: what was not loaded is computed
             self._notes.failure("load", "loading", error)
             return everything or {-1}
-        if hollow:
-            self._notes.info("hollow", "a window object no longer held the front of its chunk; computing instead")
-        bad = {index for index, fine in enumerate(good) if not fine}.union(hollow)
-        return {block for index in bad for part in items[index][3] for block in part if block}
-
-    def _is_hollow(self, item: tuple[bytes, int, int, list[list[int]]]) -> bool:
-        """Whether a block that was read is one that the object's writer no longer held.
-
-        Such blocks are stored as zeros. Only the front of a window object that was stored after the window had moved
-        on can hold them, and only a resume inside the object's chunk reads that front.
-        """
-        assert self._layout is not None
-        group = next(group for group in self._geometry.object_groups if group.index == item[1])
-        for kv_group, blocks in zip(group.kv_groups, item[3]):
-            for block in blocks:
-                if block and all(_is_zero(*page) for page in self._layout.addresses(kv_group, block)):
-                    return True
-        return False
+        bad = (item for item, fine in zip(items, good) if not fine)
+        return {block for item in bad for part in item[3] for block in part if block}
 
     def take_results(self) -> Results:
         """Asynchronous loads that have ended; each request once."""
@@ -225,13 +207,6 @@ class WorkerRole:
         if self._threads is not None:
             self._threads.shutdown(wait=True)
         self._client.close()
-
-
-def _is_zero(address: int, size: int) -> bool:
-    probe = min(64, size)
-    if any(ctypes.string_at(address, probe)):
-        return False
-    return not any(ctypes.string_at(address, size))
 
 
 def server_of(rank: int, world_size: int, servers: int) -> int:

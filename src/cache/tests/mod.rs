@@ -48,6 +48,8 @@ impl Peer {
 pub(super) struct Rig {
     pub(super) core: Core,
     pub(super) seed: ChunkKey,
+    /// What full chunks of windows are stored with.
+    pub(super) held_from: u32,
 }
 
 pub(super) fn key(prompt: u32, chunk: u32, tokens: u32) -> ChunkKey {
@@ -88,6 +90,7 @@ impl Rig {
         Self {
             core,
             seed: ChunkKey::from_bytes([9; 32]),
+            held_from: 0,
         }
     }
 
@@ -186,7 +189,13 @@ impl Rig {
             skipped: false,
             part,
             tokens,
+            held_from: if id.group == 1 && tokens == CHUNK {
+                self.held_from
+            } else {
+                0
+            },
             bytes,
+            checksum: 0,
             first_extent: 0,
             extent_count: extents.len() as u32,
         };

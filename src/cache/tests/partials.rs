@@ -27,7 +27,9 @@ fn skip(rig: &mut Rig, peers: &[Peer], rank: usize, chunk: u32) -> CommitOutcome
         skipped: true,
         part: rank as u16,
         tokens: CHUNK,
+        held_from: 0,
         bytes: 0,
+        checksum: 0,
         first_extent: 0,
         extent_count: 0,
     };
@@ -69,7 +71,9 @@ fn a_part_sent_twice_is_a_retry_or_a_second_copy() {
         skipped: false,
         part: 0,
         tokens: CHUNK,
+        held_from: 0,
         bytes: 4 * UNIT,
+        checksum: 0,
         first_extent: 0,
         extent_count: 1,
     };

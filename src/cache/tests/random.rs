@@ -53,6 +53,12 @@ enum Op {
         prompt: u32,
         chunk: u32,
     },
+    Discard {
+        peer: usize,
+        prompt: u32,
+        chunk: u32,
+        group: u16,
+    },
     Die {
         peer: usize,
     },
@@ -76,7 +82,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (peer.clone(), prompt.clone()).prop_map(|(peer, prompt)| Op::EndSession { peer, prompt }),
         2 => (peer.clone(), 0..4_usize, prop::option::of(0..48_u32))
             .prop_map(|(peer, word, record)| Op::SlabPin { peer, word, record }),
-        1 => (peer.clone(), prompt, chunk).prop_map(|(peer, prompt, chunk)| Op::Supersede { peer, prompt, chunk }),
+        1 => (peer.clone(), prompt.clone(), chunk.clone()).prop_map(|(peer, prompt, chunk)| Op::Supersede { peer, prompt, chunk }),
+        1 => (peer.clone(), prompt, chunk, 0..3_u16)
+            .prop_map(|(peer, prompt, chunk, group)| Op::Discard { peer, prompt, chunk, group }),
         1 => peer.clone().prop_map(|peer| Op::Die { peer }),
         1 => peer.prop_map(|peer| Op::Register { peer }),
         1 => Just(Op::Clear),
@@ -151,7 +159,9 @@ impl World {
                     skipped: true,
                     part: peer as u16 % 2,
                     tokens: CHUNK,
+                    held_from: 0,
                     bytes: 0,
+                    checksum: 0,
                     first_extent: 0,
                     extent_count: 0,
                 };
@@ -205,6 +215,18 @@ impl World {
                 };
                 self.rig.core.commit(self.peers[peer].id, &request).unwrap();
             }
+            Op::Discard {
+                peer,
+                prompt,
+                chunk,
+                group,
+            } => {
+                let (key, _) = chain(prompt, chunk);
+                let ids = [ObjectId { key, group }];
+                let (id, seed) = (self.peers[peer].id, self.rig.seed);
+                self.rig.core.discard(id, seed, &ids).unwrap();
+                assert!(self.rig.record(key, group).is_none());
+            }
             Op::Die { peer } => {
                 let gone = &mut self.peers[peer];
                 self.rig.core.disconnected(gone.id).unwrap();
@@ -237,6 +259,7 @@ impl World {
             group,
         };
         let part = if group == 2 { 0 } else { peer as u16 % 2 };
+        self.rig.held_from = if prompt == 2 { 32 } else { 0 };
         let bytes = if group == 2 {
             UNIT
         } else {

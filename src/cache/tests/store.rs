@@ -10,7 +10,9 @@ fn item(id: ObjectId, parent: Option<ChunkKey>, first: u32, count: u32) -> Store
         skipped: false,
         part: 0,
         tokens: CHUNK,
+        held_from: 0,
         bytes: 4 * UNIT,
+        checksum: 0,
         first_extent: first,
         extent_count: count,
     }
@@ -429,6 +431,7 @@ fn domains_of_several_sizes_share_a_pool() {
     let mut rig = Rig {
         core,
         seed: ChunkKey::from_bytes([9; 32]),
+        held_from: 0,
     };
     let peers = [rig.peer(1), rig.peer(2)];
     let register = |rig: &mut Rig, peer: &Peer, seed: u8, chunk_size: u32| {

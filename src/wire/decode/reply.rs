@@ -127,9 +127,11 @@ fn retrieve_reply(body: fb::RetrieveReply<'_>) -> Decoded<RetrieveReply> {
             places.push(PartPlace {
                 incarnation: row.incarnation(),
                 bytes: row.bytes(),
+                checksum: row.checksum(),
                 first_extent,
                 extent_count,
                 tokens: row.tokens(),
+                held_from: row.held_from(),
             });
         }
     }

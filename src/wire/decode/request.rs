@@ -42,6 +42,13 @@ pub(super) fn body(root: &fb::Request<'_>) -> Decoded<Request> {
             })
         }
         Body::Clear => Ok(Request::Clear),
+        Body::Discard => {
+            let body = require("body", root.body_as_discard())?;
+            Ok(Request::Discard {
+                domain_seed: key("domain_seed", body.domain_seed())?,
+                ids: object_ids("ids", body.ids())?,
+            })
+        }
         Body::Status => Ok(Request::Status),
         Body::NONE => Err(DecodeError::Missing { field: "body" }),
         other => Err(DecodeError::UnknownMessage {
@@ -177,7 +184,9 @@ fn store_item(index: usize, row: &fb::StoreItem, extents: usize) -> Decoded<Stor
         skipped: flag("items.skipped", row.skipped())?,
         part: row.part(),
         tokens: row.tokens(),
+        held_from: row.held_from(),
         bytes: row.bytes(),
+        checksum: row.checksum(),
         first_extent,
         extent_count,
     })
