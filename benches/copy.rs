@@ -2,17 +2,18 @@
 //!
 //! Walks arenas of 512 MiB on each side, so that every byte comes from and goes to memory, as KV does: a
 //! contiguous 2 MiB object, one gathered from 64 KiB pages, and one gathered from 4 KiB pieces, both
-//! scattered over the whole source. The ceiling to compare with is `copy_from_slice` of the same pieces.
+//! scattered over the whole source; each without and with the checksum of the object. The ceiling to compare with is `copy_from_slice` of the same pieces.
 //! The last lines are ratios of medians, taken alternately so that a busy machine disturbs all alike.
 
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use kvasir::copy::{CopyEngine, CopyPlan, HostMemory, Span};
+use kvasir::copy::{CopyEngine, CopyPlan, HostMemory, Span, SummedPlan};
 
 const ARENA: usize = 512 << 20;
 const OBJECT: usize = 2 << 20;
 const SLOTS: usize = ARENA / OBJECT;
+const METHODS: usize = 4;
 const CASES: [(&str, usize); 3] = [
     ("contiguous_2MiB", OBJECT),
     ("gather_64KiB", 64 << 10),
@@ -42,20 +43,28 @@ impl Arenas {
     }
 }
 
+/// One copy, without and with a checksum.
+struct Plan {
+    plain: CopyPlan,
+    summed: SummedPlan,
+}
+
 /// One plan per slot. The odd multiplier visits every piece of the source once, none near the one before.
-fn plans(piece: usize) -> Vec<CopyPlan> {
+fn plans(piece: usize) -> Vec<Plan> {
     let pieces = ARENA / piece;
     let stride = if piece == OBJECT { 1 } else { 0x9e37_79b1 };
     let place = |n: usize| (n * stride % pieces * piece) as u64;
     (0..SLOTS)
         .map(|slot| {
-            let mut plan = CopyPlan::new();
+            let mut summed = SummedPlan::new();
             for i in 0..OBJECT / piece {
                 let to = (slot * OBJECT + i * piece) as u64;
                 let from = place(slot * (OBJECT / piece) + i);
-                plan.push(Span::new(0, from), Span::new(0, to), piece as u64);
+                summed.push(Span::new(0, from), Some(Span::new(0, to)), piece as u64);
             }
-            plan
+            summed.end_part();
+            let plain = summed.unsummed();
+            Plan { plain, summed }
         })
         .collect()
 }
@@ -65,23 +74,25 @@ fn plans(piece: usize) -> Vec<CopyPlan> {
 enum Method {
     CopyFromSlice,
     Engine(CopyEngine),
+    Summed(CopyEngine),
 }
 
 impl Method {
-    fn all() -> [(String, Self); 3] {
+    fn all() -> [(String, Self); METHODS] {
         let engine = |engine: CopyEngine| (engine.path().to_string(), Self::Engine(engine));
         [
             ("copy_from_slice".into(), Self::CopyFromSlice),
             engine(CopyEngine::portable()),
             engine(CopyEngine::detect()),
+            ("with_checksum".into(), Self::Summed(CopyEngine::detect())),
         ]
     }
 
-    fn run(self, arenas: &mut Arenas, plan: &CopyPlan) {
+    fn run(self, arenas: &mut Arenas, plan: &Plan) {
         match self {
             Self::CopyFromSlice => {
                 let (src, dst) = (&arenas.slices.0, &mut arenas.slices.1);
-                for piece in plan.pieces() {
+                for piece in plan.plain.pieces() {
                     let (from, to, len) = (
                         piece.src.offset as usize,
                         piece.dst.offset as usize,
@@ -92,7 +103,12 @@ impl Method {
             }
             Self::Engine(engine) => {
                 engine
-                    .execute(plan, &arenas.regions.0, &arenas.regions.1)
+                    .execute(&plan.plain, &arenas.regions.0, &arenas.regions.1)
+                    .expect("plan fits the arenas");
+            }
+            Self::Summed(engine) => {
+                engine
+                    .execute_summed(&plan.summed, &arenas.regions.0, &arenas.regions.1)
                     .expect("plan fits the arenas");
             }
         }
@@ -129,11 +145,11 @@ fn ratios(arenas: &mut Arenas) {
     for (case, piece) in CASES {
         let plans = plans(piece);
         let methods = Method::all();
-        let mut times = [const { Vec::new() }; 3];
+        let mut times = [const { Vec::new() }; METHODS];
         for round in 0..3 * SLOTS {
             for (index, ((_, method), times)) in methods.iter().zip(&mut times).enumerate() {
-                // Methods stay a third of the arena apart: none finds what another has just touched.
-                let plan = &plans[(round + index * SLOTS / 3) % SLOTS];
+                // Methods stay a quarter of the arena apart: none finds what another has just touched.
+                let plan = &plans[(round + index * SLOTS / METHODS) % SLOTS];
                 let start = Instant::now();
                 method.run(arenas, plan);
                 times.push(start.elapsed());
