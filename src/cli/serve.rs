@@ -29,7 +29,10 @@ pub(super) fn run(args: ServeArgs, started: Instant) -> ExitCode {
         Err(error) => return fail("serve", error, BAD_INPUT),
     };
     if args.print_config {
-        return print(&config.to_toml());
+        return match config.to_toml() {
+            Ok(text) => print(&text),
+            Err(error) => fail("serve", error, BAD_INPUT),
+        };
     }
     start_log(&config);
     if let Err(error) = socket::prepare_default(&config.socket) {
