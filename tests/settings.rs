@@ -5,6 +5,7 @@ mod common;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use common::*;
 
@@ -81,6 +82,68 @@ fn unknown_settings_are_refused_by_name() {
         let (code, _, error) = run(args, |_| {});
         assert_eq!(code, Some(2), "{args:?}: {error}");
         assert!(!error.is_empty());
+    }
+}
+
+#[test]
+fn a_misspelt_variable_is_refused_and_the_nearest_known_named() {
+    for (name, meant) in [
+        ("KVASIR_POOLSIZE", "KVASIR_POOL_SIZE"),
+        ("KVASIR_SOCKETS", "KVASIR_SOCKET"),
+        ("KVASIR_LOGLEVEL", "KVASIR_LOG_LEVEL"),
+        ("KVASIR_CONF", "KVASIR_CONFIG"),
+    ] {
+        for args in [&["serve"][..], &["serve", "--print-config"]] {
+            let (code, shown, error) = run(args, |command| {
+                command.env(name, "/nowhere/x");
+            });
+            assert_eq!((code, shown.as_str()), (Some(2), ""), "{error}");
+            let wanted = format!("{name} is no setting, did you mean {meant}?");
+            assert!(error.contains(&wanted), "{error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+}
+
+/// A server that the tests start must not stumble over what tells the tests where the program is.
+#[test]
+fn every_variable_of_this_repository_is_known() {
+    let mut names = Vec::new();
+    for directory in ["src", "tests", "benches", "xtask", "python", "fuzz"] {
+        variables(&Path::new(env!("CARGO_MANIFEST_DIR")).join(directory), &mut names);
+    }
+    names.sort();
+    names.dedup();
+    for expected in ["KVASIR_SOCKET", "KVASIR_BINARY", "KVASIR_WRITE_GOLDEN"] {
+        assert!(names.iter().any(|name| name == expected), "{expected}: {names:?}");
+    }
+    for name in &names {
+        let (_, _, error) = run(&["serve", "--print-config"], |command| {
+            command.env(name, "x");
+        });
+        assert!(!error.contains("is no setting"), "{error}");
+    }
+}
+
+/// Names in the source files below `directory`, but for those that are wrong on purpose.
+fn variables(directory: &Path, names: &mut Vec<String>) {
+    const WRONG: [&str; 2] = ["settings.rs", "environment.rs"];
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && name != "target" {
+            variables(&path, names);
+        }
+        let is_source = path.extension().is_some_and(|end| end == "rs" || end == "py");
+        if !is_source || WRONG.contains(&name.as_str()) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let parts = text.split("KVASIR_").skip(1);
+        names.extend(parts.filter_map(|part| {
+            let part = part.split(|c: char| !c.is_ascii_uppercase() && c != '_').next()?;
+            (!part.is_empty()).then(|| format!("KVASIR_{part}"))
+        }));
     }
 }
 
