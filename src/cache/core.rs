@@ -217,9 +217,11 @@ impl Core {
         self.disconnected(client)?;
         self.unregister(client)?;
         let credit = self.client_mut(client)?.credit.take_all();
-        self.pool.free_granted(&credit)?;
+        let freed = self.pool.free_granted(&credit);
+        // Whatever that said, nothing of the credit is left to ask for again.
         self.slabs.close(client.slab);
         self.clients[usize::from(client.slab)] = None;
+        freed?;
         Ok(true)
     }
 

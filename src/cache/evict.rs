@@ -177,13 +177,16 @@ impl Core {
             self.pool.epochs.set(&part.extents, 0);
         }
         self.pool.directory.set_state(record, RecordState::Free);
+        let mut freed = Ok(());
         for part in &parts {
-            self.pool.free_used(&part.extents)?;
+            let part = self.pool.free_used(&part.extents);
+            freed = freed.and(part);
         }
         for block in blocks {
             self.chains.put(block);
         }
         self.close_record(record);
+        freed?;
         Ok(frames)
     }
 
@@ -204,9 +207,10 @@ impl Core {
                 continue;
             };
             self.pool.directory.set_state(partial.record, RecordState::Free);
-            self.pool.free_granted(&partial.extents())?;
+            let freed = self.pool.free_granted(&partial.extents());
             self.close_record(partial.record);
             self.counters.ended_partials += 1;
+            freed?;
             let mut seen: Vec<bool> = partial.parts.iter().map(Option::is_some).collect();
             match later {
                 Later::Welcome => continue,
