@@ -304,6 +304,7 @@ fn the_status_document_has_its_documented_shape() {
             "evicted",
             "dropped_stores",
             "ended_partials",
+            "shortened",
         ])
     );
     let client_keys = [
@@ -317,6 +318,7 @@ fn the_status_document_has_its_documented_shape() {
         "payload_path",
         "granted",
         "pins",
+        "kept",
         "registered",
         "reported",
     ];
