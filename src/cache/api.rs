@@ -350,7 +350,7 @@ pub struct Counters {
     pub stored_bytes: u64,
     /// Objects that lost their place to others, or to `clear`.
     pub evicted_objects: u64,
-    /// Items that found no place in the index, and grants that found no space at all.
+    /// Items that found no place in the index, and grants for waiting stores that found no space at all.
     pub dropped_stores: u64,
     /// Partials that ended without becoming an object.
     pub ended_partials: u64,
