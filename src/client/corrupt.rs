@@ -1,5 +1,7 @@
 //! A test hook: what an engine puts out when the bytes it gets back are not the ones it stored.
 
+use std::sync::Arc;
+
 use super::session::Session;
 use super::{ClientConfig, ClientError};
 
@@ -15,7 +17,7 @@ use super::{ClientConfig, ClientError};
 pub fn corrupt_pool(mut config: ClientConfig, seed: u64) -> Result<u64, ClientError> {
     config.wants_pool = true;
     let deadline = std::time::Instant::now() + config.deadline;
-    let (_connection, session) = Session::open(&config, 1, deadline)?;
+    let (_connection, session) = Session::open(&config, 1, &Arc::default(), deadline)?;
     let pool = session.pool()?;
     let frame_bytes = pool.frame_bytes() as usize;
     let mut before = vec![0_u8; frame_bytes];
