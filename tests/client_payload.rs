@@ -206,7 +206,9 @@ fn outcomes_are_told_per_item() {
 
 #[test]
 fn a_store_larger_than_its_credit_takes_several_commits() {
-    let place = Place::with_server();
+    // Loads of one call may pin a quarter of the pool.
+    let mut place = Place::empty(&["--pool-size", "128MiB", "--chunk-size", "64"]);
+    place.start();
     place.wait_prefaulted();
     // 2 layers x 16 KiB rows x 64 tokens = 2 MiB an object, with 1 MiB of credit.
     let shape = Shape::plain(16384, 0);
@@ -232,11 +234,14 @@ fn a_pool_without_room_drops_stores_and_counts_them() {
     let mut place = Place::empty(&["--pool-size", "8MiB", "--chunk-size", "64"]);
     place.start();
     place.wait_prefaulted();
-    // Objects of 2 MiB in a pool of 8 MiB: three are pinned, and the first engine holds the space of the fourth.
+    // Objects of 2 MiB in a pool of 8 MiB: three are pinned, each by a reader of its own since one may pin a quarter,
+    // and the first engine holds the space of the fourth.
     let shape = Shape::plain(16384, 0);
     let (first, second) = (Engine::start(&place, &shape, 1), Engine::start(&place, &shape, 2));
     second.client.give_back().unwrap();
-    for prompt in 0..3 {
+    let readers = [3, 4, 5].map(|seed| Engine::start(&place, &shape, seed));
+    for (prompt, reader) in (0..).zip(&readers) {
+        reader.client.give_back().unwrap();
         let chain = first.chain(CHUNK + 1, prompt);
         assert_published(
             &first
@@ -244,7 +249,7 @@ fn a_pool_without_room_drops_stores_and_counts_them() {
                 .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
                 .unwrap(),
         );
-        assert_eq!(second.lookup(&chain, 1).hit_tokens, 64);
+        assert_eq!(reader.lookup(&chain, 1).hit_tokens, 64);
     }
     let item = || store_chunk(&second.chain(2 * CHUNK, 9), 0, 0, four(1));
     let child = store_chunk(&second.chain(2 * CHUNK, 9), 1, 0, four(1));
@@ -258,7 +263,9 @@ fn a_pool_without_room_drops_stores_and_counts_them() {
         [true],
         "lookups and loads go on"
     );
-    second.client.end_session(1).unwrap();
+    for reader in &readers {
+        reader.client.end_session(1).unwrap();
+    }
     assert_published(&second.client.store(&[item()], &[]).unwrap());
 }
 

@@ -562,6 +562,71 @@ fn bad_spans_are_listed_by_position() {
 }
 
 #[test]
+fn a_field_given_twice_is_refused() {
+    let layer = r#"{"page_size_bytes":65536,"dtype":"bfloat16"}"#;
+    for (input, key) in [
+        (format!(r#"{{"groups":[{{"kind":"full_attention","block_size":16,"block_size":32,"layers":[{layer}]}}]}}"#), "block_size"),
+        (format!(r#"{{"dcp":1,"groups":[{{"kind":"full_attention","block_size":16,"layers":[{layer}]}}],"dcp":1}}"#), "dcp"),
+        (r#"{"groups":[{"kind":"full_attention","block_size":16,"layers":[{"dtype":"bfloat16","page_size_bytes":1,"page_size_bytes":1}]}]}"#.into(), "page_size_bytes"),
+        // Also where nothing reads it, and where the two are spelt differently.
+        (r#"{"groups":[],"x":{"y":[{"z":1,"\u007a":2}]}}"#.into(), "z"),
+    ] {
+        let error = refused(&["groups", "-"], &input);
+        assert_eq!(error["kind"], "duplicate", "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(&format!("the field {key} is given twice")), "{message}");
+        assert!(message.contains("at line 1 column"), "{message}");
+    }
+    let segments = r#"{"layout":"LBNHC","granule":4096,"blocks":10,"total_bytes":81920,"tensors":
+        [{"n_layers":1,"offset":0,"offset":0,"layer_stride":81920,"block_stride":8192}]}"#;
+    assert_eq!(refused(&["segments", "-"], segments)["kind"], "duplicate");
+}
+
+#[test]
+fn fields_that_nothing_reads_are_named_in_a_warning() {
+    let group = |fields: &str| {
+        format!(
+            r#"{{"name":"a model","note":"","groups":[{{"kind":"full_attention","block_size":16{fields},
+               "layers":[{{"name":"l0","page_size_bytes":65536,"dtype":"bfloat16"}}]}}]}}"#
+        )
+    };
+    let known = kvasir(&["groups", "-"], group("").as_bytes());
+    assert_eq!((known.code, known.stderr.as_str()), (Some(0), ""));
+    let misspelt = group(r#","dcp_shared":true,"source":"a dump","two\nlines":0"#);
+    for json in [&["groups", "-"][..], &["groups", "-", "--json"]] {
+        let output = kvasir(json, misspelt.as_bytes());
+        assert_eq!(output.code, Some(0));
+        assert_eq!(
+            output.stderr,
+            "kvasir plan: warning: nothing reads the fields groups[0].dcp_shared, groups[0].two\\nlines\n"
+        );
+    }
+    let plain = kvasir(&["groups", "-", "--json"], group("").as_bytes());
+    let warned = kvasir(&["groups", "-", "--json"], misspelt.as_bytes());
+    assert_eq!(plain.json(), warned.json(), "a warning changes nothing else");
+    // What is missing may be what is misspelt, so the two are said together.
+    let missing = r#"{"layout":"LBNHC","granule":4096,"blocks":10,"total_bytes":81920,"tensors":
+        [{"n_layer":1,"offset":0,"layer_stride":81920,"block_stride":8192}]}"#;
+    let error = refused(&["segments", "-"], missing);
+    assert_eq!(
+        error["message"],
+        "tensor 0: n_layers is missing; nothing reads the field tensors[0].n_layer"
+    );
+    // A whole dump of them is still one line.
+    let many: String = (0..100).map(|i| format!(r#","x{i}":0"#)).collect();
+    let output = kvasir(&["groups", "-"], group(&many).as_bytes());
+    assert_eq!(output.stderr.lines().count(), 1);
+    assert!(output.stderr.ends_with(" and 84 more\n"), "{}", output.stderr);
+    // The recorded cases know no field that Kvasir does not.
+    for (file, command) in [("groups.json", "groups"), ("segments.json", "segments")] {
+        for case in cases(file, "cases") {
+            let output = kvasir(&[command, "-", "--json"], case["input"].to_string().as_bytes());
+            assert_eq!(output.stderr, "", "{}", case["name"]);
+        }
+    }
+}
+
+#[test]
 fn bad_segments_name_the_tensor() {
     let document = |layout: &str, tensors: &str| {
         format!(r#"{{{layout}"granule":2097152,"blocks":10,"total_bytes":163840,"tensors":[{tensors}]}}"#)

@@ -5,10 +5,12 @@ mod common;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::Duration;
 
 use common::*;
+use kvasir::client::{Client, ClientConfig, ClientError};
 use kvasir::wire::*;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const KILLS: usize = 100;
@@ -26,34 +28,117 @@ fn a_client_killed_between_grant_and_commit_a_hundred_times_leaves_nothing() {
     server.wait_prefaulted();
     let mut bystander = server.worker();
     store(&mut bystander, 1);
+    let engine = engine(&server, WATCHDOG);
     let before = held(&server.status());
     let mut objects = 0;
     for number in 0..KILLS {
         let stage = STAGES[number % STAGES.len()];
         kill_at(server.socket(), stage);
+        // The deaths are nobody else's: every call of an engine is answered, not ended by its deadline.
+        assert_eq!(calls(&engine), ANSWERED, "after the death of number {number}");
         let status = server.status();
         assert_balanced(&status);
         objects = objects.max(status["objects"].as_u64().unwrap());
     }
-    let last_death = Instant::now();
     eventually("everything to come back", || {
         let status = server.status();
         assert_balanced(&status);
         held(&status) == before
     });
-    println!(
-        "{KILLS} clients killed; granted, quarantined and pinned were back {:.0} ms after the last death",
-        last_death.elapsed().as_secs_f64() * 1e3
-    );
     assert_eq!(objects, 1, "no half-written object was ever visible");
     let status = server.status();
     assert_eq!(status["partials"], 0);
     let clients = status["clients"].as_array().unwrap();
-    assert_eq!(clients.len(), 1, "only the bystander is left: {clients:?}");
+    assert_eq!(
+        clients.len(),
+        2,
+        "only the bystander and the engine are left: {clients:?}"
+    );
     // The slabs and frames are good for others.
     let mut fresh = server.worker();
     store(&mut fresh, 2);
     store(&mut bystander, 3);
+}
+
+/// The other side of what the test above asserts: where nobody answers, each of the same calls ends by its deadline with
+/// a result that says so.
+#[test]
+fn calls_to_a_server_that_does_not_answer_end_and_say_so() {
+    let server = ServerProcess::start();
+    server.wait_prefaulted();
+    store(&mut server.worker(), 1);
+    let engine = engine(&server, Duration::from_secs(3));
+    assert_eq!(calls(&engine), ANSWERED);
+    server.signal(Signal::SIGSTOP);
+    assert_eq!(calls(&engine), UNANSWERED);
+    server.signal(Signal::SIGCONT);
+    eventually("the engine to find its server again", || {
+        engine.is_healthy() && calls(&engine) == ANSWERED
+    });
+}
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Answered,
+    Unavailable,
+}
+
+const ANSWERED: [Ended; 4] = [Ended::Answered; 4];
+const UNANSWERED: [Ended; 4] = [Ended::Unavailable; 4];
+
+/// An engine process by the library, beside the raw ones.
+fn engine(server: &ServerProcess, deadline: Duration) -> Client {
+    let mut config = ClientConfig::new(server.socket(), PeerKind::Worker, "engine", [7; 16]);
+    config.deadline = deadline;
+    config.heartbeat = Duration::from_millis(200);
+    config.credit_bytes = 0;
+    let client = Client::new(config).unwrap();
+    client.negotiate(negotiation()).unwrap();
+    client.register(registration()).unwrap();
+    client
+}
+
+fn negotiation() -> Negotiate {
+    match negotiate(ALIGNMENT) {
+        Request::Negotiate(request) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A lookup that hits, a negotiation, a grant and a status, and how each ended. Anything but the two ways is a failure.
+fn calls(engine: &Client) -> [Ended; 4] {
+    let found = engine
+        .lookup(Lookup {
+            domain_seed: engine.domain_seed().unwrap(),
+            session: 1,
+            keys: vec![key(1)],
+            tails: vec![],
+            max_tokens: u64::MAX,
+            local_tokens: 0,
+            pin: true,
+        })
+        .unwrap();
+    let lookup = match (found.degraded, found.hit_tokens, found.pin) {
+        (false, CHUNK, Some(_)) => Ended::Answered,
+        (true, 0, None) => Ended::Unavailable,
+        _ => panic!("{found:?}"),
+    };
+    engine.end_session(1).unwrap();
+    [
+        lookup,
+        ended(engine.negotiate(negotiation())),
+        ended(engine.reserve(CHUNK_BYTES).and_then(|_| engine.give_back())),
+        ended(engine.status()),
+    ]
+}
+
+fn ended<T>(result: Result<T, ClientError>) -> Ended {
+    match result {
+        Ok(_) => Ended::Answered,
+        Err(ClientError::Unavailable { .. }) => Ended::Unavailable,
+        Err(error) => panic!("{error:?}"),
+    }
 }
 
 /// A client that lives but has lost its connection keeps what it may still be writing to.

@@ -212,82 +212,6 @@ fn a_server_that_does_not_accept_keeps_nobody_waiting() {
 }
 
 #[test]
-fn settings_have_one_order_of_precedence() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("kvasir.toml");
-    fs::write(
-        &file,
-        "pool-size = \"1GiB\"\nchunk-size = 512\nmax-clients = 7\nsocket = \"/from/file\"\n",
-    )
-    .unwrap();
-    let file = file.to_str().unwrap();
-    let (code, shown, error) = run(
-        &[
-            "serve",
-            "--config",
-            file,
-            "--print-config",
-            "--pool-size",
-            "64MiB",
-        ],
-        |command| {
-            command
-                .env("KVASIR_POOL_SIZE", "128MiB")
-                .env("KVASIR_CHUNK_SIZE", "auto");
-        },
-    );
-    assert_eq!(code, Some(0), "{error}");
-    let shown: toml::Table = shown.parse().unwrap();
-    let text = |name: &str| shown[name].as_str().map(str::to_owned);
-    assert_eq!(text("pool-size").as_deref(), Some("64MiB"), "the flag wins");
-    assert_eq!(
-        text("chunk-size").as_deref(),
-        Some("auto"),
-        "then the environment"
-    );
-    assert_eq!(shown["max-clients"].as_integer(), Some(7), "then the file");
-    assert_eq!(text("socket").as_deref(), Some("/from/file"));
-    assert_eq!(
-        text("chunk-size-policy").as_deref(),
-        Some("negotiate"),
-        "then the default"
-    );
-
-    // What is printed is a file that gives the same again.
-    let printed = directory.path().join("printed.toml");
-    fs::write(&printed, toml::to_string(&shown).unwrap()).unwrap();
-    let (_, again, _) = run(
-        &["serve", "--config", printed.to_str().unwrap(), "--print-config"],
-        |_| {},
-    );
-    assert_eq!(again.parse::<toml::Table>().unwrap(), shown);
-}
-
-#[test]
-fn unknown_settings_are_refused_by_name() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("kvasir.toml");
-    fs::write(&file, "pool_size = \"1GiB\"\n").unwrap();
-    let (code, _, error) = run(&["serve", "--config", file.to_str().unwrap()], |_| {});
-    assert_eq!(code, Some(2));
-    assert!(
-        error.contains("pool_size") && error.contains("pool-size"),
-        "{error}"
-    );
-    for args in [
-        &["serve", "--pool", "1GiB"][..],
-        &["serve", "--pool-size", "4GB"],
-        &["serve", "--chunk-size", "many"],
-        &["serve", "--max-clients", "257"],
-        &["serve", "--pool-size", "1KiB"],
-    ] {
-        let (code, _, error) = run(args, |_| {});
-        assert_eq!(code, Some(2), "{args:?}: {error}");
-        assert!(!error.is_empty());
-    }
-}
-
-#[test]
 fn ready_is_announced_to_the_service_manager_and_in_the_log() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("notify");
@@ -381,6 +305,7 @@ fn the_status_document_has_its_documented_shape() {
             "discarded",
             "dropped_stores",
             "ended_partials",
+            "shortened",
         ])
     );
     let client_keys = [
@@ -394,6 +319,7 @@ fn the_status_document_has_its_documented_shape() {
         "payload_path",
         "granted",
         "pins",
+        "kept",
         "registered",
         "reported",
     ];

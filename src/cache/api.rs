@@ -78,6 +78,8 @@ pub struct CoreConfig {
     pub max_pins_per_client: usize,
     /// Objects that all pins of one client may name, each as often as it is pinned.
     pub max_pinned_objects_per_client: usize,
+    /// Of the pool, in percent, what all pins of one client may keep from eviction.
+    pub max_pinned_percent_per_client: u32,
 }
 
 impl Default for CoreConfig {
@@ -89,6 +91,7 @@ impl Default for CoreConfig {
             max_clients: super::SLABS,
             max_pins_per_client: 1 << 16,
             max_pinned_objects_per_client: 1 << 20,
+            max_pinned_percent_per_client: 25,
         }
     }
 }
@@ -357,10 +360,12 @@ pub struct Counters {
     pub evicted_objects: u64,
     /// Objects that a reader found to hold other bytes than were stored.
     pub discarded_objects: u64,
-    /// Items that found no place in the index, and grants that found no space at all.
+    /// Items that found no place in the index, and grants for waiting stores that found no space at all.
     pub dropped_stores: u64,
     /// Partials that ended without becoming an object.
     pub ended_partials: u64,
+    /// Lookups and retrieves that promised less than was there: the client's pins may not keep more.
+    pub shortened: u64,
 }
 
 /// One client, for status.
@@ -380,6 +385,8 @@ pub struct ClientStatus {
     pub granted: u64,
     /// Pins it holds in the request form.
     pub pins: u64,
+    /// Bytes that those keep from eviction.
+    pub kept: u64,
     /// Its own counters, as it reports them.
     pub reported: ClientCounters,
 }

@@ -5,7 +5,7 @@
 use super::api::{ClientId, CommitAnswer, CommitOutcome, CommitRequest, ObjectId, StoreItem};
 use super::core::{Core, RankRegistration};
 use super::error::CoreError;
-use super::evict::Later;
+use super::evict::{Later, Need};
 use super::partials::PartialKey;
 use super::record::{HeldRange, RecordWords};
 use super::registry::{Domain, DomainGroup};
@@ -60,6 +60,7 @@ impl Core {
             chunk: layout.chunk,
         };
         let checked = self.check_commit(&context, request)?;
+        let published = self.publications;
         let mut outcomes = Vec::with_capacity(checked.len());
         for item in &checked {
             outcomes.push(self.store(&context, item)?);
@@ -70,7 +71,7 @@ impl Core {
         let entry = self.client_mut(client)?;
         entry.commits += 1;
         let missing = frames_for(request.credit_bytes).saturating_sub(entry.credit.frames());
-        let granted = self.grant_frames(client, missing)?;
+        let granted = self.grant_frames(client, missing, Need::Ahead { published })?;
         Ok(CommitAnswer { outcomes, granted })
     }
 

@@ -63,6 +63,7 @@ pub struct Core {
     pub(super) boot_seq: u64,
     pub(super) publications: u64,
     pub(super) prefault_ended: bool,
+    pub(super) pinned_percent: u32,
     max_clients: usize,
 }
 
@@ -102,6 +103,7 @@ impl Core {
             boot_seq: config.boot_seq,
             publications: 0,
             prefault_ended: false,
+            pinned_percent: config.max_pinned_percent_per_client,
             max_clients: config.max_clients,
             pool,
         })
@@ -217,9 +219,11 @@ impl Core {
         self.disconnected(client)?;
         self.unregister(client)?;
         let credit = self.client_mut(client)?.credit.take_all();
-        self.pool.free_granted(&credit)?;
+        let freed = self.pool.free_granted(&credit);
+        // Whatever that said, nothing of the credit is left to ask for again.
         self.slabs.close(client.slab);
         self.clients[usize::from(client.slab)] = None;
+        freed?;
         Ok(true)
     }
 

@@ -10,7 +10,7 @@ use super::api::ObjectId;
 use super::core::Core;
 use super::error::CoreError;
 use super::partials::{Partial, PartialKey};
-use super::record::{WORD_KEY, WORD_SHAPE, key_of_words};
+use super::record::{COUNTER_BITS, WORD_KEY, WORD_META, WORD_SHAPE, key_of_words};
 use super::records::Records;
 use crate::pool::RecordState;
 use crate::sync::shared::{Ordering, fence};
@@ -34,6 +34,19 @@ pub(super) enum Later {
     SkippedBy(u16),
 }
 
+/// What space is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Something that is to be stored.
+    Now,
+    /// Stores to come. They take nothing that may be what comes next hangs under: no object that was published after so
+    /// many publications, and no partial that may yet be completed.
+    Ahead {
+        /// Publications before the commit that asks.
+        published: u64,
+    },
+}
+
 /// An object that is out of the index.
 pub(super) struct Condemned {
     record: u32,
@@ -43,7 +56,7 @@ pub(super) struct Condemned {
 impl Core {
     /// Tries to have `frames` frames that can be granted: stale partials go first, then objects, then the
     /// other partials, the oldest first. Nothing goes while the prefault will yet bring free frames.
-    pub(super) fn make_space(&mut self, frames: u64) -> Result<(), CoreError> {
+    pub(super) fn make_space(&mut self, frames: u64, need: Need) -> Result<(), CoreError> {
         let prefaulting = !self.prefault_ended && self.pool.prefaulted_frames() < self.pool.frames();
         if prefaulting {
             return Ok(());
@@ -54,10 +67,10 @@ impl Core {
                 continue;
             }
             let missing = frames - self.pool.grantable();
-            if self.evict_batch(missing)? > 0 {
+            if self.evict_batch(missing, need)? > 0 {
                 continue;
             }
-            match self.oldest_partial(false) {
+            match self.oldest_partial(false).filter(|_| need == Need::Now) {
                 Some(key) => self.end_partial(&key, Later::TurnedAway)?,
                 None => break,
             }
@@ -77,7 +90,7 @@ impl Core {
     }
 
     /// Evicts until `frames` frames are free again, and a whole batch if there is as much. Frames freed.
-    fn evict_batch(&mut self, frames: u64) -> Result<u64, CoreError> {
+    fn evict_batch(&mut self, frames: u64, need: Need) -> Result<u64, CoreError> {
         let total = self.pool.frames();
         let records = &mut self.records;
         self.slabs.drain_touched(total, |record| records.touch(record));
@@ -88,7 +101,7 @@ impl Core {
             let Some(victim) = self.records.next_victim() else {
                 break;
             };
-            if pinned.contains(&victim) {
+            if pinned.contains(&victim) || self.is_too_new(victim, need)? {
                 spared.push(victim);
                 continue;
             }
@@ -99,6 +112,14 @@ impl Core {
             self.records.spare(record);
         }
         self.retire(condemned)
+    }
+
+    fn is_too_new(&self, record: u32, need: Need) -> Result<bool, CoreError> {
+        let Need::Ahead { published } = need else {
+            return Ok(false);
+        };
+        let incarnation = self.pool.directory.shared_words(record)?[WORD_META];
+        Ok(incarnation > self.boot_seq << COUNTER_BITS | published)
     }
 
     /// Evicts one record, to make room in its bucket: should it go to limbo, its slot is free all the same.
@@ -182,13 +203,16 @@ impl Core {
             self.pool.epochs.set(&part.extents, 0);
         }
         self.pool.directory.set_state(record, RecordState::Free);
+        let mut freed = Ok(());
         for part in &parts {
-            self.pool.free_used(&part.extents)?;
+            let part = self.pool.free_used(&part.extents);
+            freed = freed.and(part);
         }
         for block in blocks {
             self.chains.put(block);
         }
         self.close_record(record);
+        freed?;
         Ok(frames)
     }
 
@@ -209,9 +233,10 @@ impl Core {
                 continue;
             };
             self.pool.directory.set_state(partial.record, RecordState::Free);
-            self.pool.free_granted(&partial.extents())?;
+            let freed = self.pool.free_granted(&partial.extents());
             self.close_record(partial.record);
             self.counters.ended_partials += 1;
+            freed?;
             let mut seen: Vec<bool> = partial.parts.iter().map(Option::is_some).collect();
             match later {
                 Later::Welcome => continue,
@@ -244,7 +269,7 @@ impl Core {
         }
         let before = self.counters.evicted_objects;
         // What leaves limbo in one batch may be all that kept others.
-        while self.evict_batch(u64::MAX)? > 0 {}
+        while self.evict_batch(u64::MAX, Need::Now)? > 0 {}
         Ok(self.counters.evicted_objects - before)
     }
 

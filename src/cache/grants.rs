@@ -5,6 +5,7 @@
 use super::api::ClientId;
 use super::core::Core;
 use super::error::CoreError;
+use super::evict::Need;
 use crate::pool::{Extent, Owner, frames_for};
 
 impl Core {
@@ -19,7 +20,7 @@ impl Core {
     pub fn grant(&mut self, client: ClientId, bytes: u64) -> Result<Vec<Extent>, CoreError> {
         self.require_chunk_size()?;
         self.attached(client)?;
-        self.grant_frames(client, frames_for(bytes))
+        self.grant_frames(client, frames_for(bytes), Need::Now)
     }
 
     /// Takes granted space back unused: all of it or, when one frame is not granted, none.
@@ -35,15 +36,20 @@ impl Core {
         self.give_back(client, extents)
     }
 
-    pub(super) fn grant_frames(&mut self, client: ClientId, frames: u64) -> Result<Vec<Extent>, CoreError> {
+    pub(super) fn grant_frames(
+        &mut self,
+        client: ClientId,
+        frames: u64,
+        need: Need,
+    ) -> Result<Vec<Extent>, CoreError> {
         let wanted = frames.min(self.credit_room(client)?);
         if wanted == 0 {
             return Ok(Vec::new());
         }
-        self.make_space(wanted)?;
+        self.make_space(wanted, need)?;
         let given = wanted.min(self.pool.grantable());
         if given == 0 {
-            self.counters.dropped_stores += 1;
+            self.counters.dropped_stores += u64::from(need == Need::Now);
             return Ok(Vec::new());
         }
         let extents = self.pool.grant(client.slab, given)?.unwrap_or_default();

@@ -131,6 +131,41 @@ pub(super) fn settle(
     (Plan::default(), Vec::new())
 }
 
+/// As [`settle`], and not longer than `fits` allows: it is given the records of a plan and says what pinning them
+/// takes, or that it is too much. Then the longest prefix in whole chunks that fits is found by halving, since a
+/// shorter one needs less. The last value tells that this happened.
+pub(super) fn settle_within<T: Default>(
+    groups: &[DomainGroup],
+    presence: &mut Presence,
+    limits: &Limits,
+    mut find: impl FnMut(&Load) -> Option<u32>,
+    fits: impl Fn(&[u32]) -> Option<T>,
+) -> (Plan, Vec<u32>, T, bool) {
+    let (whole, records) = settle(groups, presence, limits, &mut find);
+    if let Some(taken) = fits(&records) {
+        return (whole, records, taken, false);
+    }
+    let mut best = (Plan::default(), Vec::new(), T::default());
+    let (mut fit, mut too_long) = (0, whole.hit_tokens.div_ceil(limits.chunk_size));
+    while fit + 1 < too_long {
+        let chunks = fit + (too_long - fit) / 2;
+        let shorter = Limits {
+            max_tokens: limits.max_tokens.min(chunks * limits.chunk_size),
+            ..*limits
+        };
+        let (plan, records) = settle(groups, presence, &shorter, &mut find);
+        match fits(&records) {
+            Some(taken) => {
+                best = (plan, records, taken);
+                fit = chunks;
+            }
+            None => too_long = chunks,
+        }
+    }
+    let (plan, records, taken) = best;
+    (plan, records, taken, true)
+}
+
 /// Tokens `from..to` of a chunk, counted from its start.
 struct Piece {
     chunk: u64,

@@ -16,6 +16,7 @@ mod error;
 mod evict;
 mod grants;
 pub mod index;
+mod keeping;
 mod lookup;
 #[cfg(all(test, loom))]
 mod loom;

@@ -6,10 +6,22 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::{ClientId, CoreError};
 
+/// Records that a pin keeps, each once, with their frames: those that it names and those that they hang under.
+pub(super) type Kept = Vec<(u32, u32)>;
+
 #[derive(Debug)]
 struct Pin {
     session: u64,
     records: Vec<u32>,
+    kept: Kept,
+}
+
+/// A record that a client keeps.
+#[derive(Debug)]
+struct KeptRecord {
+    pins: u32,
+    /// As they were when it was first kept: what is added is what is taken off again.
+    frames: u32,
 }
 
 #[derive(Debug, Default)]
@@ -17,6 +29,8 @@ struct ClientPins {
     pins: HashMap<u64, Pin>,
     sessions: HashMap<u64, BTreeSet<u64>>,
     objects: usize,
+    kept: HashMap<u32, KeptRecord>,
+    kept_frames: u64,
 }
 
 /// Every pin, by client.
@@ -65,14 +79,38 @@ impl PinTable {
     }
 
     /// Records a pin of records that the caller has counted. Its number is never used again.
-    pub(super) fn add(&mut self, client: ClientId, session: u64, records: Vec<u32>) -> u64 {
+    pub(super) fn add(&mut self, client: ClientId, session: u64, records: Vec<u32>, kept: Kept) -> u64 {
         self.last += 1;
         let pin = self.last;
         let of_client = self.clients.entry(client).or_default();
         of_client.objects += records.len();
         of_client.sessions.entry(session).or_default().insert(pin);
-        of_client.pins.insert(pin, Pin { session, records });
+        for &(record, frames) in &kept {
+            let entry = of_client.kept.entry(record).or_insert_with(|| {
+                of_client.kept_frames += u64::from(frames);
+                KeptRecord { pins: 0, frames }
+            });
+            entry.pins += 1;
+        }
+        let entry = Pin {
+            session,
+            records,
+            kept,
+        };
+        of_client.pins.insert(pin, entry);
         pin
+    }
+
+    /// Frames of all that the pins of a client keep, each once.
+    pub(super) fn kept_frames(&self, client: ClientId) -> u64 {
+        self.clients.get(&client).map_or(0, |c| c.kept_frames)
+    }
+
+    /// Whether a pin of the client keeps a record.
+    pub(super) fn keeps(&self, client: ClientId, record: u32) -> bool {
+        self.clients
+            .get(&client)
+            .is_some_and(|c| c.kept.contains_key(&record))
     }
 
     /// Takes pins out: all of them or, when one is not this client's or is named twice, none. Their records.
@@ -127,6 +165,16 @@ impl PinTable {
             return Vec::new();
         };
         held.objects -= taken.records.len();
+        for (record, _) in taken.kept {
+            let Some(entry) = held.kept.get_mut(&record) else {
+                continue;
+            };
+            entry.pins -= 1;
+            if entry.pins == 0 {
+                held.kept_frames -= u64::from(entry.frames);
+                held.kept.remove(&record);
+            }
+        }
         if let Some(session) = held.sessions.get_mut(&taken.session) {
             session.remove(&pin);
             if session.is_empty() {
@@ -150,9 +198,9 @@ mod tests {
     #[test]
     fn releases_are_all_or_nothing_and_only_ones_own() {
         let mut table = PinTable::new(4, 100);
-        let one = table.add(A, 7, vec![1, 2]);
-        let two = table.add(A, 8, vec![2]);
-        let other = table.add(B, 7, vec![3]);
+        let one = table.add(A, 7, vec![1, 2], vec![]);
+        let two = table.add(A, 8, vec![2], vec![]);
+        let other = table.add(B, 7, vec![3], vec![]);
         for bad in [&[one, other][..], &[one, one], &[0], &[99]] {
             assert!(matches!(table.remove(A, bad), Err(CoreError::UnknownPin { .. })));
             assert_eq!((table.count(A), table.count(B)), (2, 1));
@@ -165,10 +213,10 @@ mod tests {
     #[test]
     fn sessions_and_clients_end_with_all_their_pins() {
         let mut table = PinTable::new(4, 100);
-        table.add(A, 7, vec![1]);
-        table.add(A, 7, vec![2]);
-        table.add(A, 8, vec![3]);
-        table.add(B, 7, vec![4]);
+        table.add(A, 7, vec![1], vec![]);
+        table.add(A, 7, vec![2], vec![]);
+        table.add(A, 8, vec![3], vec![]);
+        table.add(B, 7, vec![4], vec![]);
         assert_eq!(table.end_session(A, 7), [1, 2]);
         assert!(table.end_session(A, 7).is_empty());
         assert_eq!(table.end_client(A), [3]);
@@ -176,9 +224,24 @@ mod tests {
     }
 
     #[test]
+    fn what_pins_keep_counts_once_and_until_the_last_goes() {
+        let mut table = PinTable::new(4, 100);
+        let one = table.add(A, 7, vec![2], vec![(2, 4), (1, 4)]);
+        let two = table.add(A, 8, vec![3], vec![(3, 2), (1, 4)]);
+        table.add(B, 7, vec![1], vec![(1, 4)]);
+        assert_eq!((table.kept_frames(A), table.kept_frames(B)), (10, 4));
+        table.remove(A, &[one]).unwrap();
+        assert!(table.keeps(A, 1) && !table.keeps(A, 2));
+        assert_eq!(table.kept_frames(A), 6);
+        table.remove(A, &[two]).unwrap();
+        table.end_client(B);
+        assert_eq!((table.kept_frames(A), table.kept_frames(B)), (0, 0));
+    }
+
+    #[test]
     fn bounded_in_pins_and_objects() {
         let mut table = PinTable::new(2, 3);
-        table.add(A, 0, vec![1, 2]);
+        table.add(A, 0, vec![1, 2], vec![]);
         table.check_room(A, 1).unwrap();
         assert!(matches!(
             table.check_room(A, 2),
@@ -188,7 +251,7 @@ mod tests {
                 ..
             })
         ));
-        table.add(A, 0, vec![]);
+        table.add(A, 0, vec![], vec![]);
         assert!(matches!(
             table.check_room(A, 0),
             Err(CoreError::LimitExceeded {

@@ -8,6 +8,7 @@ use super::api::*;
 use super::core::Core;
 use super::error::CoreError;
 use super::lookup::{self, Limits, Load, Presence, Source, TailPresence};
+use super::pins::Kept;
 use super::registry::Domain;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
@@ -58,7 +59,12 @@ impl Core {
             }
             _ => self.live(number, &id_of(load)).map(|(record, _)| record),
         };
-        let (plan, records) = lookup::settle(&domain.groups, &mut presence, &limits, find);
+        let fits = |records: &[u32]| match request.pin {
+            true => self.keep_all(client, domain, records),
+            false => Some(Kept::new()),
+        };
+        let (plan, records, kept, shortened) =
+            lookup::settle_within(&domain.groups, &mut presence, &limits, find, fits);
         let mut answer = LookupAnswer {
             hit_tokens: plan.hit_tokens,
             present_tokens,
@@ -82,8 +88,9 @@ impl Core {
                 &full,
                 anchors.get(..touched).unwrap_or(&anchors),
             );
-            answer.pin = self.pin(client, request.session, records)?;
+            answer.pin = self.pin(client, request.session, records, kept)?;
         }
+        self.counters.shortened += u64::from(shortened);
         self.count(request, chunk, alignment, answer.hit_tokens);
         Ok(answer)
     }
@@ -123,11 +130,16 @@ impl Core {
         }
         let (mut answer, mut records, mut words) = (RetrieveAnswer::default(), Vec::new(), Vec::new());
         let reader = self.index.reader();
+        let (mut keeping, mut shortened) = (self.keeping(client, domain), false);
         for id in ids {
             let view = reader.lookup(id);
             let view = view.filter(|v| self.records.get(v.record).domain == number);
             let first_extent = answer.extents.len() as u32;
             let place = view.and_then(|view| {
+                if !keeping.add(view.record) {
+                    shortened = true;
+                    return None;
+                }
                 reader.body(&view, &mut words)?;
                 let (bytes, checksum) = body::part(&words, part, &mut answer.extents)?;
                 records.push(view.record);
@@ -143,11 +155,13 @@ impl Core {
             });
             answer.places.push(place.unwrap_or_default());
         }
+        let kept = keeping.finish();
+        self.counters.shortened += u64::from(shortened);
         // The deepest first, so that what it hangs under is the more recent.
         for record in records.iter().rev() {
             self.records.touch(*record);
         }
-        answer.pin = self.pin(client, session, records)?;
+        answer.pin = self.pin(client, session, records, kept)?;
         Ok(answer)
     }
 
@@ -176,7 +190,13 @@ impl Core {
     }
 
     /// Pins records; 0 when there are none.
-    fn pin(&mut self, client: ClientId, session: u64, records: Vec<u32>) -> Result<u64, CoreError> {
+    fn pin(
+        &mut self,
+        client: ClientId,
+        session: u64,
+        records: Vec<u32>,
+        kept: Kept,
+    ) -> Result<u64, CoreError> {
         if records.is_empty() {
             return Ok(0);
         }
@@ -184,7 +204,7 @@ impl Core {
         for record in &records {
             self.records.pin(*record);
         }
-        Ok(self.pins.add(client, session, records))
+        Ok(self.pins.add(client, session, records, kept))
     }
 
     /// What is there of a prompt, and the records of its chunks in the anchor group.

@@ -69,6 +69,19 @@ impl Domain {
         self.ranks.len() >= self.world_size as usize
     }
 
+    /// Frames of one full chunk of every group, as far as its parts are known.
+    pub(super) fn chunk_frames(&self) -> u64 {
+        self.groups.iter().map(|group| self.group_frames(group)).sum()
+    }
+
+    fn group_frames(&self, group: &DomainGroup) -> u64 {
+        let parts = group.unit_bytes.keys();
+        parts
+            .filter_map(|part| group.part_bytes(*part, self.chunk, self.alignment))
+            .map(frames_for)
+            .sum()
+    }
+
     /// A group by its number.
     pub(super) fn group(&self, group: u16) -> Option<&DomainGroup> {
         let at = self.groups.binary_search_by_key(&group, |g| g.group).ok()?;
@@ -324,11 +337,7 @@ fn kind_numbers(kind: ObjectKind) -> (u64, u64) {
 /// One chunk of each group, as far as its parts are known, must fit in the empty pool.
 fn check_fits(domain: &Domain, pool_frames: u32) -> Result<(), CoreError> {
     for group in &domain.groups {
-        let parts = group.unit_bytes.keys();
-        let frames: u64 = parts
-            .filter_map(|part| group.part_bytes(*part, domain.chunk, domain.alignment))
-            .map(frames_for)
-            .sum();
+        let frames = domain.group_frames(group);
         if frames > pool_frames.into() {
             return Err(CoreError::ObjectTooLarge {
                 group: group.group,

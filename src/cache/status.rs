@@ -64,6 +64,7 @@ impl Core {
             registered: domain,
             granted: (client.credit.frames() + self.partial_frames(client.id)) * FRAME_BYTES,
             pins: self.pins.count(client.id) as u64,
+            kept: self.pins.kept_frames(client.id) * FRAME_BYTES,
             reported: self.slabs.counters(client.id.slab),
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! The top of the crate; may import everything.
 
+mod environment;
 mod output;
 pub mod plan;
 mod serve;

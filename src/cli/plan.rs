@@ -21,6 +21,9 @@ use serde_json::{Value, json};
 /// Longest input that is read. A description of a thousand layers takes some hundred kilobytes.
 const MAX_INPUT_BYTES: u64 = 16 << 20;
 
+/// Most unknown fields that a warning names.
+const LISTED_FIELDS: usize = 16;
+
 /// Exit code for input that has no answer.
 const BAD_INPUT: u8 = 2;
 
@@ -127,6 +130,39 @@ pub struct Answer {
     pub json: Value,
     /// For people.
     pub text: String,
+    /// Fields of the input that nothing reads.
+    pub unknown_fields: Vec<String>,
+}
+
+/// Notes what nothing has read, with an answer and with an error: there it may be what is missing, misspelt.
+fn with_unknown_fields(
+    answer: Result<Answer, PlanError>,
+    unknown_fields: Vec<String>,
+) -> Result<Answer, PlanError> {
+    match answer {
+        Ok(answer) => Ok(Answer {
+            unknown_fields,
+            ..answer
+        }),
+        Err(mut error) => {
+            if let Some(unread) = unread(&unknown_fields) {
+                error.message = format!("{}; {unread}", error.message);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// One line about fields that nothing reads, if there are any.
+fn unread(fields: &[String]) -> Option<String> {
+    let more = fields.len().saturating_sub(LISTED_FIELDS);
+    let listed = fields[..fields.len() - more].join(", ");
+    match (fields.len(), more) {
+        (0, _) => None,
+        (1, _) => Some(format!("nothing reads the field {listed}")),
+        (_, 0) => Some(format!("nothing reads the fields {listed}")),
+        _ => Some(format!("nothing reads the fields {listed} and {more} more")),
+    }
 }
 
 /// Answers one `kvasir plan` command on standard output and returns its exit code.
@@ -148,6 +184,11 @@ pub(super) fn refuse_arguments(error: &clap::Error, json: bool) -> ExitCode {
 }
 
 fn report(answer: Result<Answer, PlanError>, json: bool) -> ExitCode {
+    let unknown = answer.as_ref().map(|answer| answer.unknown_fields.as_slice());
+    if let Some(unread) = unread(unknown.unwrap_or_default()) {
+        // A warning that nobody can read changes nothing about the answer.
+        let _ = writeln!(io::stderr().lock(), "kvasir plan: warning: {unread}");
+    }
     let (written, code) = match &answer {
         Ok(answer) if json => (print(&format!("{}\n", answer.json)), ExitCode::SUCCESS),
         Ok(answer) => (print(&answer.text), ExitCode::SUCCESS),

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Args;
+use clap::{Args, CommandFactory};
 
 use super::output::{fail, print};
-use super::{BAD_INPUT, socket};
+use super::{BAD_INPUT, Cli, environment, socket};
 use crate::server::{self, Config, ServerError, Settings, SettingsError};
 
 /// Settings come from, in this order: flags, environment, the file of --config, defaults.
@@ -24,12 +24,18 @@ pub(super) struct ServeArgs {
 }
 
 pub(super) fn run(args: ServeArgs, started: Instant) -> ExitCode {
+    if let Err(error) = environment::check(&Cli::command(), std::env::vars_os()) {
+        return fail("serve", error, BAD_INPUT);
+    }
     let config = match effective(args.settings, args.config) {
         Ok(config) => config,
         Err(error) => return fail("serve", error, BAD_INPUT),
     };
     if args.print_config {
-        return print(&config.to_toml());
+        return match config.to_toml() {
+            Ok(text) => print(&text),
+            Err(error) => fail("serve", error, BAD_INPUT),
+        };
     }
     start_log(&config);
     if let Err(error) = socket::prepare_default(&config.socket) {

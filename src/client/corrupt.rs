@@ -1,5 +1,7 @@
 //! A test hook: what an engine puts out when the bytes it gets back are not the ones it stored.
 
+use std::sync::Arc;
+
 use super::session::Session;
 use super::{ClientConfig, ClientError};
 
@@ -23,7 +25,7 @@ pub enum Damage {
 pub fn corrupt_pool(mut config: ClientConfig, damage: Damage) -> Result<u64, ClientError> {
     config.wants_pool = true;
     let deadline = std::time::Instant::now() + config.deadline;
-    let (_connection, session) = Session::open(&config, 1, deadline)?;
+    let (_connection, session) = Session::open(&config, 1, &Arc::default(), deadline)?;
     let pool = session.pool()?;
     let frame_bytes = pool.frame_bytes() as usize;
     let mut before = vec![0_u8; frame_bytes];

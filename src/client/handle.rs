@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::calls::{LookupAnswer, Pin};
 use super::layout::KvMemory;
+use super::populate::When;
 use super::recover;
 use super::state::Core;
 use super::tickets::Tickets;
@@ -192,8 +193,7 @@ impl Client {
             return Err(self.core.distrust(&session, &reply));
         };
         let pool = session.pool()?;
-        pool.credit()
-            .add(extents.into_iter().filter(|extent| pool.holds(extent)));
+        pool.gain(extents, When::Later);
         Ok(session.credit_bytes())
     }
 
@@ -240,7 +240,9 @@ impl Client {
     pub fn stats(&self) -> ClientStats {
         let credit = self.core.session().map_or(0, |session| session.credit_bytes());
         let degraded = self.core.degraded_now().as_millis() as u64;
-        self.core.counters.snapshot(degraded, credit)
+        self.core
+            .counters
+            .snapshot(degraded, credit, &self.core.populated)
     }
 
     /// Ends the connection and the background threads. Later calls behave as if the server were away.

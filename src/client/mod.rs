@@ -5,7 +5,7 @@
 //! ```text
 //! Client   public calls; any thread            (handle, store, load, tickets)
 //!   Core   the link, what is remembered, state (state, wanted, recover)
-//!     Session   one connection's mappings, lock byte, credit (session, extents)
+//!     Session   one connection's mappings, lock byte, credit (session, extents, populate)
 //!     Connection   frames over the socket, with a deadline   (connection)
 //! KvMemory  the engine's pages                 (layout)
 //! ```
@@ -24,6 +24,7 @@ mod extents;
 mod handle;
 mod layout;
 mod load;
+mod populate;
 mod recover;
 mod session;
 mod state;

@@ -12,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, poll};
 
 use super::ClientError;
 use super::connection::{Connection, poll_timeout};
+use super::populate::When;
 use super::session::{Session, unexpected};
 use super::state::Core;
 use super::wanted::{Registered, Wanted, domain_seed};
@@ -79,7 +80,8 @@ fn drain(core: &Core) {
 /// One attempt: connect, and everything that was agreed before.
 fn attempt(core: &Core) -> Result<(), ClientError> {
     let generation = core.begin_attempt();
-    let (connection, mut session) = Session::open(&core.config, generation, core.deadline())?;
+    let (connection, mut session) =
+        Session::open(&core.config, generation, &core.populated, core.deadline())?;
     let mut connection = Box::new(connection);
     loop {
         let mut wanted = core.wanted();
@@ -158,8 +160,7 @@ fn take_credit(
     match connection.call(&Request::Grant { bytes }, core.deadline()) {
         Ok(Reply::Grant { extents }) => {
             let pool = session.pool()?;
-            pool.credit()
-                .add(extents.into_iter().filter(|extent| pool.holds(extent)));
+            pool.gain(extents, When::Later);
             Ok(())
         }
         Ok(reply) => Err(unexpected(&reply)),

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use super::connection::{CallError, Connection};
 use super::extents::Credit;
+use super::populate::{Populate, Populated, When};
 use super::stats::Stat;
 use super::{ClientConfig, ClientError};
 use crate::control::ControlView;
@@ -37,6 +38,7 @@ pub(super) struct PoolSide {
     slab: Mapping<ReadWrite>,
     /// The whole pool, as a region of copy plans.
     memory: [HostMemory; 1],
+    populate: Populate,
     credit: Mutex<Credit>,
     frames: u64,
     frame_bytes: u64,
@@ -60,6 +62,7 @@ impl Session {
     pub(super) fn open(
         config: &ClientConfig,
         generation: u64,
+        populated: &Arc<Populated>,
         deadline: Instant,
     ) -> Result<(Connection, Self), ClientError> {
         let mut connection = Connection::connect(&config.socket)?;
@@ -86,7 +89,7 @@ impl Session {
         }
         let pool = config
             .wants_pool
-            .then(|| PoolSide::open(&mut regions))
+            .then(|| PoolSide::open(&mut regions, Arc::clone(populated)))
             .transpose()?;
         let stream = Arc::clone(connection.stream());
         // A child forked since the descriptors arrived has copies of them that nothing would close.
@@ -142,7 +145,7 @@ impl Session {
 }
 
 impl PoolSide {
-    fn open(regions: &mut Regions<'_>) -> Result<Self, ClientError> {
+    fn open(regions: &mut Regions<'_>, populated: Arc<Populated>) -> Result<Self, ClientError> {
         let failed = |error: ShmError| ClientError::unavailable(error);
         let hello = regions.hello;
         let (at, fd) = regions.take(RegionKind::Epochs)?;
@@ -190,6 +193,7 @@ impl PoolSide {
         Ok(Self {
             epochs,
             slab,
+            populate: Populate::new(Arc::clone(&pool), frames, frame_bytes, populated),
             memory: [HostMemory::mapped(pool)],
             credit: Mutex::default(),
             frames,
@@ -214,6 +218,15 @@ impl PoolSide {
 
     pub(super) fn credit(&self) -> MutexGuard<'_, Credit> {
         self.credit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what the server granted, as far as it lies in the pool.
+    pub(super) fn gain(&self, granted: Vec<Extent>, when: When) {
+        let granted: Vec<Extent> = granted.into_iter().filter(|extent| self.holds(extent)).collect();
+        for extent in &granted {
+            self.populate.extent(extent, when);
+        }
+        self.credit().add(granted);
     }
 
     /// Whether an extent is not empty and inside the pool.

@@ -7,6 +7,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::connection::{CallError, Connection};
 use super::layout::KvMemory;
+use super::populate::Populated;
 use super::session::Session;
 use super::stats::{Counters, Stat};
 use super::wanted::{Registered, Wanted};
@@ -45,6 +46,8 @@ struct State {
 pub(super) struct Core {
     pub(super) config: ClientConfig,
     pub(super) counters: Counters,
+    /// Of all connections.
+    pub(super) populated: Arc<Populated>,
     /// The process that made this client, counted in forks.
     process: u64,
     state: Mutex<State>,
@@ -64,6 +67,7 @@ impl Core {
         Ok(Self {
             config,
             counters: Counters::default(),
+            populated: Arc::default(),
             process: process_generation(),
             state: Mutex::new(State {
                 link: Link::Down,

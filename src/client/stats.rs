@@ -1,5 +1,6 @@
 //! What a client counts, for its own process and for the statistics words of its slab.
 
+use super::populate::Populated;
 use crate::sync::shared::{AtomicU64, Ordering};
 
 /// First statistics word of a pin slab (docs/shm-layout.md, "Pin arena").
@@ -46,7 +47,12 @@ impl Counters {
         self.0[stat as usize].load(Ordering::Relaxed)
     }
 
-    pub(super) fn snapshot(&self, degraded_now_ms: u64, credit_bytes: u64) -> ClientStats {
+    pub(super) fn snapshot(
+        &self,
+        degraded_now_ms: u64,
+        credit_bytes: u64,
+        populated: &Populated,
+    ) -> ClientStats {
         ClientStats {
             lookups: self.value(Stat::Lookups),
             degraded_lookups: self.value(Stat::DegradedLookups),
@@ -61,6 +67,8 @@ impl Counters {
             reconnects: self.value(Stat::Reconnects),
             degraded_ms: self.value(Stat::DegradedMs) + degraded_now_ms,
             credit_bytes,
+            populated_bytes: populated.bytes.load(Ordering::Relaxed),
+            unpopulated_bytes: populated.left_bytes.load(Ordering::Relaxed),
         }
     }
 }
@@ -94,4 +102,8 @@ pub struct ClientStats {
     pub degraded_ms: u64,
     /// Pool space held for stores now.
     pub credit_bytes: u64,
+    /// Granted pool space whose pages were entered into this process's page tables before a store.
+    pub populated_bytes: u64,
+    /// Granted pool space for which the kernel refused that: stores take a fault for each of its pages.
+    pub unpopulated_bytes: u64,
 }

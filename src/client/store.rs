@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::extents::ExtentCursor;
 use super::layout::{Holding, KvMemory, ObjectGroupPages};
+use super::populate::When;
 use super::session::{PoolSide, Session};
 use super::stats::Stat;
 use super::wanted::Registered;
@@ -291,8 +292,7 @@ impl Storing<'_> {
         {
             Ok((Reply::Grant { extents }, session)) => {
                 let pool = session.pool()?;
-                pool.credit()
-                    .add(extents.into_iter().filter(|extent| pool.holds(extent)));
+                pool.gain(extents, When::Now);
                 Ok(())
             }
             Ok((reply, session)) => Err(self.client.core.distrust(&session, &reply)),
@@ -392,8 +392,7 @@ impl Storing<'_> {
                 for (position, outcome) in batch.positions.into_iter().zip(reply.outcomes) {
                     self.outcomes[position] = outcome.into();
                 }
-                pool.credit()
-                    .add(reply.granted.into_iter().filter(|extent| pool.holds(extent)));
+                pool.gain(reply.granted, if last { When::Later } else { When::Now });
                 Ok(())
             }
             reply => Err(self.client.core.distrust(&session, &reply)),

@@ -18,6 +18,8 @@ pub struct FrameAllocator {
     free: u64,
     watermark: u32,
     total: u32,
+    #[cfg(test)]
+    refused: Option<u32>,
 }
 
 impl FrameAllocator {
@@ -29,7 +31,15 @@ impl FrameAllocator {
             free: 0,
             watermark: 0,
             total,
+            #[cfg(test)]
+            refused: None,
         }
+    }
+
+    /// An injected fault: runs with this frame cannot be released.
+    #[cfg(test)]
+    pub fn refuse_release(&mut self, frame: u32) {
+        self.refused = Some(frame);
     }
 
     /// Free frames below the watermark.
@@ -83,6 +93,10 @@ impl FrameAllocator {
     /// # Errors
     /// [`PoolError::DoubleFree`] when a frame of it is free already or not below the watermark. Nothing changes.
     pub fn release(&mut self, extent: Extent) -> Result<(), PoolError> {
+        #[cfg(test)]
+        if self.refused.is_some_and(|frame| extent.frames().contains(&frame)) {
+            return Err(PoolError::DoubleFree(extent));
+        }
         if !extent.is_within(self.watermark) {
             return Err(PoolError::DoubleFree(extent));
         }

@@ -36,12 +36,15 @@ pub enum Owner {
     },
     /// Nobody any more: it holds bytes of a record.
     Record(u32),
-    /// A client of an earlier boot.
+    /// A client of an earlier boot, or nobody: a frame that could not be freed.
     Quarantined {
-        /// Its slab.
+        /// The client's slab; [`NO_SLAB`] where it is nobody's.
         slab: u16,
     },
 }
+
+/// Names no slab: what is quarantined under it stays so as long as the pool.
+pub const NO_SLAB: u16 = u16::MAX;
 
 /// Grant counters have 44 bits.
 pub const MAX_GRANT_COUNTER: u64 = (1 << 44) - 1;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::accounting::{Accounting, Class};
 use super::alloc::FrameAllocator;
-use super::directory::{Directory, DirectoryTotals, MAX_GRANT_COUNTER, Owner};
+use super::directory::{Directory, DirectoryTotals, MAX_GRANT_COUNTER, NO_SLAB, Owner};
 use super::epochs::Epochs;
 use super::{Extent, FRAME_BYTES, PoolError, Prefault, PrefaultEvent, count_frames};
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
@@ -146,9 +146,12 @@ impl Pool {
         Ok(Some(extents))
     }
 
-    /// Frames of a partial, or of credit, become free. Nobody may be writing them any more.
+    /// Frames of a partial, or of credit, become free. Nobody may be writing them any more. What cannot become free
+    /// is quarantined, so that no frame is lost from the books.
+    ///
+    /// # Errors
+    /// [`PoolError::DoubleFree`] when some frames were free already. All others have been taken care of.
     pub fn free_granted(&mut self, extents: &[Extent]) -> Result<(), PoolError> {
-        self.directory.set_owner(extents, Owner::Free);
         self.free(extents, Class::Granted)
     }
 
@@ -165,18 +168,61 @@ impl Pool {
     }
 
     /// Frames of an object become free. Its epochs and the state of its record have been cleared before.
+    ///
+    /// # Errors
+    /// As [`Pool::free_granted`].
     pub fn free_used(&mut self, extents: &[Extent]) -> Result<(), PoolError> {
-        self.directory.set_owner(extents, Owner::Free);
         self.free(extents, Class::Used)
     }
 
+    /// Frees every run, whatever becomes of the others; the first error at the end.
     fn free(&mut self, extents: &[Extent], from: Class) -> Result<(), PoolError> {
-        // Between clearing words and handing the frames out again.
-        fence(Ordering::Release);
+        let mut all = Ok(());
         for extent in extents {
-            self.allocator.release(*extent)?;
+            let freed = self.free_run(*extent, from);
+            all = all.and(freed);
         }
-        self.books.move_frames(from, Class::Free, count_frames(extents))
+        all
+    }
+
+    /// The directory says what there is to free: its word and the books change together, frame by frame if need be.
+    fn free_run(&mut self, extent: Extent, from: Class) -> Result<(), PoolError> {
+        if !extent.is_within(self.frames) {
+            return Err(PoolError::DoubleFree(extent));
+        }
+        let held = |frame: &u32| !matches!(self.directory.owner(*frame), Ok(Owner::Free));
+        let held: Vec<Extent> = if extent.frames().all(|frame| held(&frame)) {
+            vec![extent]
+        } else {
+            let frames = extent.frames().filter(held);
+            frames.map(|frame| Extent::new(frame, 1)).collect()
+        };
+        for run in &held {
+            self.directory.set_owner(&[*run], Owner::Free);
+            // Between clearing words and handing the frames out again.
+            fence(Ordering::Release);
+            let to = match self.allocator.release(*run) {
+                Ok(()) => Class::Free,
+                Err(error) => {
+                    tracing::error!(%error, "quarantined until the pool is made anew");
+                    self.directory
+                        .set_owner(&[*run], Owner::Quarantined { slab: NO_SLAB });
+                    Class::Quarantined
+                }
+            };
+            self.books.move_frames(from, to, run.count.into())?;
+        }
+        if held == [extent] {
+            Ok(())
+        } else {
+            Err(PoolError::DoubleFree(extent))
+        }
+    }
+
+    /// From now on the allocator refuses to take this frame back.
+    #[cfg(test)]
+    pub fn refuse_release(&mut self, frame: u32) {
+        self.allocator.refuse_release(frame);
     }
 
     /// Recomputes every total from the directory and compares it with books and allocator.
@@ -264,5 +310,36 @@ mod tests {
         pool.free_granted(&extents).unwrap();
         pool.audit().unwrap();
         assert!(pool.free_granted(&extents).is_err());
+        pool.audit().unwrap();
+    }
+
+    #[test]
+    fn what_cannot_become_free_is_quarantined_and_the_rest_is_freed() {
+        let mut pool = Pool::create(config(16 * FRAME_BYTES)).unwrap();
+        pool.prefaulted(16 * FRAME_BYTES).unwrap();
+        let extents = pool.grant(1, 16).unwrap().unwrap();
+        assert_eq!(extents, [Extent::new(0, 16)]);
+        pool.refuse_release(6);
+        let runs = [Extent::new(0, 4), Extent::new(5, 3), Extent::new(10, 6)];
+        pool.free_granted(&runs).unwrap();
+        let books = |pool: &Pool| {
+            [Class::Free, Class::Used, Class::Granted, Class::Quarantined].map(|c| pool.books().frames(c))
+        };
+        assert_eq!(books(&pool), [10, 0, 3, 3]);
+        pool.audit().unwrap();
+        // Once more with a run that is free in part: only what was held goes.
+        let again = pool.free_granted(&[Extent::new(3, 2), Extent::new(8, 2)]);
+        assert!(matches!(again, Err(PoolError::DoubleFree(e)) if e == Extent::new(3, 2)));
+        assert_eq!(books(&pool), [13, 0, 0, 3]);
+        pool.audit().unwrap();
+        // The quarantined frames are never handed out.
+        assert!(pool.grant(1, 14).unwrap().is_none());
+        let all = pool.grant(1, 13).unwrap().unwrap();
+        assert!(
+            all.iter()
+                .flat_map(|e| e.frames())
+                .all(|frame| !(5..8).contains(&frame))
+        );
+        pool.audit().unwrap();
     }
 }

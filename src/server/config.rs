@@ -13,6 +13,9 @@ use crate::control::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum
 /// The most bytes that a socket path can have.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
+/// The most characters of a file's line that an error shows.
+const SHOWN_CHARS: usize = 60;
+
 /// A setting that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -28,12 +31,24 @@ pub enum SettingsError {
         source: std::io::Error,
     },
     /// The file is not TOML, or has a key or value that does not exist.
-    #[error("configuration file {}: {message}", path.display())]
+    #[error("configuration file {}, line {line} ({text}): {message}", path.display())]
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where and what.
+        /// The line, from 1.
+        line: usize,
+        /// What is there.
+        text: String,
+        /// What is wrong, and what is allowed.
         message: String,
+    },
+    /// A path that neither a configuration file nor the status document could hold.
+    #[error("{name} is {path:?}, which is not UTF-8; choose a path that is")]
+    NotUtf8 {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        path: PathBuf,
     },
     /// A number outside its range.
     #[error("{name} is {value}; it has to be between {min} and {max}")]
@@ -226,6 +241,7 @@ impl From<LogLevel> for tracing::Level {
 pub struct Settings {
     /// Path of the socket [default: kvasir.sock in the user's runtime directory]
     #[arg(long, value_name = "PATH", env = "KVASIR_SOCKET")]
+    #[serde(default, deserialize_with = "path_not_empty")]
     pub socket: Option<PathBuf>,
     /// Bytes of the pool, e.g. 512MiB or 64GiB [default: 4GiB]
     #[arg(long, value_name = "SIZE", env = "KVASIR_POOL_SIZE")]
@@ -241,6 +257,7 @@ pub struct Settings {
     pub chunk_scope: Option<ChunkScope>,
     /// File through which several servers agree on chunk sizes [default: none]
     #[arg(long, value_name = "PATH", env = "KVASIR_FLEET_FILE")]
+    #[serde(default, deserialize_with = "path_not_empty")]
     pub fleet_file: Option<PathBuf>,
     /// Engine processes at a time, at most 256 [default: 256]
     #[arg(long, value_name = "N", env = "KVASIR_MAX_CLIENTS")]
@@ -260,10 +277,7 @@ impl Settings {
             path: path.to_owned(),
             source,
         })?;
-        toml::from_str(&text).map_err(|error| SettingsError::Parse {
-            path: path.to_owned(),
-            message: error.to_string(),
-        })
+        toml::from_str(&text).map_err(|error| parse_error(path, &text, &error))
     }
 
     /// These settings, and those of `under` where these say nothing.
@@ -280,6 +294,30 @@ impl Settings {
             log_level: self.log_level.or(under.log_level),
         }
     }
+}
+
+/// An error in one line; the library's own text draws the place over several.
+fn parse_error(path: &Path, text: &str, error: &toml::de::Error) -> SettingsError {
+    let at = error.span().map_or(text.len(), |span| span.start.min(text.len()));
+    let before = text.get(..at).unwrap_or(text);
+    let line = before.matches('\n').count();
+    let shown = text.lines().nth(line).unwrap_or("end of file").trim();
+    SettingsError::Parse {
+        path: path.to_owned(),
+        line: line + 1,
+        text: shown.chars().take(SHOWN_CHARS).collect(),
+        message: error.message().replace('\n', ", "),
+    }
+}
+
+/// A path of a file, refused where it is empty: so are the flag and the variable.
+fn path_not_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+    let path = PathBuf::deserialize(deserializer)?;
+    if path.as_os_str().is_empty() {
+        let message = "the path is empty; name a file, or leave the key out for the default";
+        return Err(serde::de::Error::custom(message));
+    }
+    Ok(Some(path))
 }
 
 /// The effective settings, as `--print-config` writes them and `--config` reads them.
@@ -362,6 +400,7 @@ impl Config {
             crate::pool::FRAME_BYTES,
             u64::from(u32::MAX) * crate::pool::FRAME_BYTES,
         )?;
+        config.check_paths()?;
         Ok(config)
     }
 
@@ -374,9 +413,28 @@ impl Config {
     }
 
     /// The settings as a TOML file.
-    pub fn to_toml(&self) -> String {
-        // A path that is not UTF-8 is the one value TOML cannot hold.
-        toml::to_string(self).unwrap_or_else(|error| format!("# not expressible as TOML: {error}\n"))
+    ///
+    /// # Errors
+    /// [`SettingsError::NotUtf8`]; never for settings that [`resolve`](Self::resolve) has made.
+    pub fn to_toml(&self) -> Result<String, SettingsError> {
+        self.check_paths()?;
+        Ok(toml::to_string(self).expect("only a path can be no TOML, and these are"))
+    }
+
+    fn check_paths(&self) -> Result<(), SettingsError> {
+        let paths = [
+            ("--socket", Some(&self.socket)),
+            ("--fleet-file", self.fleet_file.as_ref()),
+        ];
+        let bad = paths
+            .into_iter()
+            .find_map(|(name, path)| path.filter(|p| p.to_str().is_none()).map(|path| (name, path)));
+        bad.map_or(Ok(()), |(name, path)| {
+            Err(SettingsError::NotUtf8 {
+                name,
+                path: path.clone(),
+            })
+        })
     }
 }
 
@@ -393,124 +451,5 @@ fn in_range(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), Se
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn file(text: &str) -> Result<Settings, SettingsError> {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), text).unwrap();
-        Settings::from_file(file.path())
-    }
-
-    fn resolve(settings: Settings) -> Result<Config, SettingsError> {
-        Config::resolve(settings, || "/run/default.sock".into())
-    }
-
-    #[test]
-    fn sizes_are_read_and_shown() {
-        for (text, bytes, shown) in [
-            ("4GiB", 4 << 30, "4GiB"),
-            ("1536MiB", 1536 << 20, "1536MiB"),
-            ("65536", 65536, "64KiB"),
-            ("1 TiB", 1 << 40, "1TiB"),
-            ("0", 0, "0"),
-            ("1023", 1023, "1023"),
-        ] {
-            let size: ByteSize = text.parse().unwrap();
-            assert_eq!((size.0, size.to_string().as_str()), (bytes, shown), "{text}");
-        }
-        for text in [
-            "",
-            "GiB",
-            "4GB",
-            "4gib",
-            "-1",
-            "1.5GiB",
-            "20000000TiB",
-            "99999999999999999999",
-        ] {
-            assert!(text.parse::<ByteSize>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_file_can_hold_every_setting_and_the_effective_one_reads_back() {
-        let text = "socket = \"/run/k.sock\"\npool-size = \"1GiB\"\nchunk-size = \"auto\"\n\
-                    chunk-size-policy = \"negotiate\"\nchunk-scope = \"model\"\nfleet-file = \"/run/fleet\"\nmax-clients = 8\nlog-level = \"debug\"\n";
-        let settings = file(text).unwrap();
-        let config = resolve(settings.clone()).unwrap();
-        assert_eq!(config.to_toml(), text);
-        assert_eq!(file(&config.to_toml()).unwrap(), settings);
-        assert_eq!(
-            file("pool-size = 65536").unwrap().pool_size,
-            Some(ByteSize(65536))
-        );
-    }
-
-    #[test]
-    fn unknown_keys_and_values_are_refused_by_name() {
-        for (text, named) in [
-            ("pool_size = 1", "pool_size"),
-            ("poolsize = 1", "poolsize"),
-            ("[server]\nsocket = 'x'", "server"),
-            ("chunk-size-policy = 'grow'", "grow"),
-            ("chunk-scope = 'engine'", "engine"),
-            ("pool-size = '4GB'", "4GB"),
-            ("chunk-size = -1", "chunk-size"),
-        ] {
-            let error = file(text).unwrap_err().to_string();
-            assert!(error.contains(named), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn what_is_above_wins() {
-        let flags = Settings {
-            pool_size: Some(ByteSize(1 << 20)),
-            ..Settings::default()
-        };
-        let file = Settings {
-            pool_size: Some(ByteSize(1 << 30)),
-            max_clients: Some(3),
-            ..Settings::default()
-        };
-        let config = resolve(flags.over(file)).unwrap();
-        assert_eq!((config.pool_size.0, config.max_clients), (1 << 20, 3));
-        assert_eq!(config.socket, PathBuf::from("/run/default.sock"));
-    }
-
-    #[test]
-    fn numbers_that_cannot_work_are_refused() {
-        let chunk = |minimum, policy| {
-            resolve(Settings {
-                chunk_size: Some(ChunkSize(minimum)),
-                chunk_size_policy: Some(policy),
-                ..Settings::default()
-            })
-        };
-        let zero = chunk(Minimum::Tokens(0), ChunkSizePolicy::Negotiate);
-        assert!(matches!(zero, Err(SettingsError::ChunkSize(ConfigError::Zero))));
-        let fixed = chunk(Minimum::Auto, ChunkSizePolicy::Fixed);
-        assert!(matches!(
-            fixed,
-            Err(SettingsError::ChunkSize(ConfigError::AutoFixed))
-        ));
-        let clients = resolve(Settings {
-            max_clients: Some(0),
-            ..Settings::default()
-        });
-        assert!(matches!(clients, Err(SettingsError::Range { value: 0, .. })));
-        let pool = resolve(Settings {
-            pool_size: Some(ByteSize(65535)),
-            ..Settings::default()
-        });
-        assert!(matches!(
-            pool,
-            Err(SettingsError::Range {
-                value: 65535,
-                min: 65536,
-                ..
-            })
-        ));
-    }
-}
+#[path = "config_tests.rs"]
+mod tests;

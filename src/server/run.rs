@@ -32,7 +32,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// [`ServerError`] when it cannot start. A stop by a signal is a success.
 pub fn run(config: Config, started: Instant) -> Result<(), ServerError> {
     set_not_dumpable()?;
-    info!(config = %config.to_toml().trim_end().replace('\n', ", "), "starting");
+    info!(config = %config.to_toml()?.trim_end().replace('\n', ", "), "starting");
     let failed = |what| move |source| ServerError::Runtime { what, source };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

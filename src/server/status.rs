@@ -130,6 +130,7 @@ fn counters(status: &CoreStatus) -> Value {
         "dropped_stores": counters.dropped_stores,
         "ended_partials": counters.ended_partials,
         "discarded": counters.discarded_objects,
+        "shortened": counters.shortened,
     })
 }
 
@@ -196,6 +197,7 @@ fn add_core(row: &mut Value, core: Option<&ClientStatus>) {
     row["payload_path"] = json!(core.map_or("none", |core| payload_path(core.payload_path)));
     row["granted"] = json!(core.map_or(0, |core| core.granted));
     row["pins"] = json!(core.map_or(0, |core| core.pins));
+    row["kept"] = json!(core.map_or(0, |core| core.kept));
     row["reported"] = core.map_or(Value::Null, |core| reported(&core.reported));
 }
 

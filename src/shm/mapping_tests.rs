@@ -188,6 +188,47 @@ fn prefault_brings_pages_in_and_changes_nothing() {
     map.prefault(16 * page..16 * page).unwrap();
 }
 
+/// Minor faults of this thread.
+fn minor_faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let fields = stat.rsplit(')').next().unwrap();
+    fields.split_ascii_whitespace().nth(7).unwrap().parse().unwrap()
+}
+
+#[test]
+fn populated_pages_are_written_without_faults() {
+    const BYTES: usize = 4 << 20;
+    let (memfd, owner) = region(BYTES as u64);
+    owner.prefault(0..BYTES).unwrap();
+    owner.store_words(4096, &[7]).unwrap();
+    let faults = |populated: bool| {
+        let map = memfd.map().unwrap();
+        if populated {
+            map.populate(0..BYTES).unwrap();
+        }
+        let before = minor_faults();
+        for offset in (0..BYTES).step_by(page_size()) {
+            map.store_words(offset + 8, &[1]).unwrap();
+        }
+        let mut word = [0];
+        map.load_words(4096, &mut word).unwrap();
+        assert_eq!(word, [7], "nothing else changes");
+        minor_faults() - before
+    };
+    let (without, with) = (faults(false), faults(true));
+    // Huge pages need hardly any fault either way.
+    assert!(
+        with * 8 <= without || without < 16,
+        "{with} faults after populating, {without} otherwise"
+    );
+    let map = memfd.map().unwrap();
+    assert!(matches!(
+        map.populate(0..BYTES + 1),
+        Err(ShmError::OutOfRange { .. })
+    ));
+    map.populate(BYTES..BYTES).unwrap();
+}
+
 #[test]
 fn the_fallback_of_prefault_touches_every_page_of_the_range() {
     let page = page_size();

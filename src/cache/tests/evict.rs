@@ -276,6 +276,100 @@ fn an_object_that_fits_in_the_free_space_can_always_be_stored() {
     rig.audit();
 }
 
+/// Commits one chunk of a prompt and asks for the space of the next. The frames granted.
+fn put_and_renew(rig: &mut Rig, engine: &Peer, prompt: u32, chunk: u32) -> u64 {
+    let (key, parent) = chain(prompt, chunk);
+    let extents = rig.core.grant(engine.id, 4 * UNIT).unwrap();
+    let item = StoreItem {
+        id: ObjectId { key, group: 0 },
+        parent,
+        skipped: false,
+        part: 0,
+        tokens: CHUNK,
+        held_from: 0,
+        bytes: 4 * UNIT,
+        checksum: 0,
+        first_extent: 0,
+        extent_count: extents.len() as u32,
+    };
+    let request = CommitRequest {
+        domain_seed: rig.seed,
+        items: &[item],
+        extents: &extents,
+        supersedes: &[],
+        credit_bytes: 4 * UNIT,
+    };
+    let answer = rig.core.commit(engine.id, &request).unwrap();
+    assert_eq!(answer.outcomes, [Published]);
+    rig.audit();
+    let granted = crate::pool::count_frames(&answer.granted);
+    rig.core.abort(engine.id, &answer.granted).unwrap();
+    granted
+}
+
+#[test]
+fn credit_for_stores_to_come_does_not_take_what_was_just_stored() {
+    let mut rig = Rig::new(32);
+    let engine = rig.engine(1, FULL);
+    rig.put_chain(&engine, 1, 7);
+    // The eighth chunk fills the pool, and is the only one that nothing hangs under.
+    assert_eq!(put_and_renew(&mut rig, &engine, 1, 7), 0);
+    assert_eq!(rig.resident(1, 8).len(), 8);
+    let dropped = rig.core.status().counters.dropped_stores;
+    assert_eq!(dropped, 0, "nothing was to be stored");
+    // A store that waits for space gets it.
+    let got = rig.core.grant(engine.id, 4 * UNIT).unwrap();
+    assert_eq!(crate::pool::count_frames(&got), 4);
+    assert_eq!(rig.resident(1, 8).len(), 7);
+    rig.core.abort(engine.id, &got).unwrap();
+    // Where there is something else to take, it is taken: the end of the first chain, then what comes before.
+    assert_eq!(put_and_renew(&mut rig, &engine, 2, 0), 4);
+    assert_eq!(rig.resident(2, 1), [0]);
+    assert_eq!(rig.resident(1, 8).len(), 6);
+}
+
+#[test]
+fn credit_for_stores_to_come_does_not_end_a_partial_that_may_be_completed() {
+    let mut rig = Rig::new(32);
+    let engine = rig.engine(1, FULL);
+    rig.put_chain(&engine, 1, 6);
+    let held = rig.lookup(&engine, 1, 6, &[]);
+    let rank = rig.peer(2);
+    rig.seed = ChunkKey::from_bytes([8; 32]);
+    rig.register(&rank, 0, 2, &[group(0, ObjectKind::Full, 2, 0)])
+        .unwrap();
+    let extents = rig.core.grant(rank.id, 8 * UNIT).unwrap();
+    assert_eq!(extents.len(), 1);
+    let run = [Extent::new(extents[0].frame, 4)];
+    let item = StoreItem {
+        id: ObjectId {
+            key: key(2, 0, CHUNK),
+            group: 0,
+        },
+        parent: None,
+        skipped: false,
+        part: 0,
+        tokens: CHUNK,
+        held_from: 0,
+        bytes: 4 * UNIT,
+        checksum: 0,
+        first_extent: 0,
+        extent_count: 1,
+    };
+    let request = CommitRequest {
+        domain_seed: rig.seed,
+        items: &[item],
+        extents: &run,
+        supersedes: &[],
+        credit_bytes: 16 * UNIT,
+    };
+    let answer = rig.core.commit(rank.id, &request).unwrap();
+    assert_eq!((answer.outcomes, answer.granted), (vec![PartAccepted], vec![]));
+    assert_eq!(rig.core.status().partials, 1);
+    rig.audit();
+    rig.release(&engine, held.pin);
+}
+
 #[test]
 fn touches_of_clients_that_read_by_themselves_count() {
     let mut rig = Rig::new(32);

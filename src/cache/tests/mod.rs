@@ -3,6 +3,7 @@
 mod evict;
 mod groups;
 mod partials;
+mod pins;
 mod random;
 mod store;
 
@@ -77,10 +78,16 @@ pub(super) fn group(group: u16, kind: ObjectKind, parts: u16, part: u16) -> Grou
 }
 
 impl Rig {
-    /// A core with a pool of that many frames, all prefaulted.
+    /// A core with a pool of that many frames, all prefaulted. One client's pins may keep all of it.
     pub(super) fn new(frames: u64) -> Self {
+        Self::with_pins_of(frames, 100)
+    }
+
+    /// The same, and one client's pins may keep that part of it.
+    pub(super) fn with_pins_of(frames: u64, percent: u32) -> Self {
         let config = CoreConfig {
             pool_bytes: frames * FRAME_BYTES,
+            max_pinned_percent_per_client: percent,
             ..CoreConfig::default()
         };
         let mut core = Core::create(config).unwrap();

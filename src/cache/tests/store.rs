@@ -402,6 +402,63 @@ fn too_many_clients_are_refused() {
     assert_eq!(rig.core.open_client(ClientInfo::default()).unwrap().slab(), 9);
 }
 
+/// A fault injected where a client's frames are taken back: none is lost from the books, whichever way it held them.
+#[test]
+fn frames_that_cannot_be_freed_are_quarantined_and_the_rest_comes_back() {
+    let mut rig = Rig::new(64);
+    let mut engine = rig.engine(1, FULL);
+    let mut rank = rig.peer(2);
+    let seed = rig.seed;
+    rig.seed = ChunkKey::from_bytes([8; 32]);
+    rig.register(&rank, 0, 2, &[group(0, ObjectKind::Full, 2, 0)])
+        .unwrap();
+    let (half, _) = chain(2, 0);
+    let id = ObjectId { key: half, group: 0 };
+    let held = rig.core.grant(rank.id, 4 * FRAME_BYTES).unwrap();
+    rig.core.abort(rank.id, &held).unwrap();
+    let of_partial = held[0].frame + 1;
+    let put = rig.try_put(&rank, id, None, CHUNK, 0, 4 * UNIT);
+    assert_eq!(put, Some(PartAccepted));
+    rig.seed = seed;
+    rig.put_chain(&engine, 1, 2);
+    let object = rig.record(key(1, 1, CHUNK), 0).unwrap();
+    let (parts, _) = rig.core.pool.directory.body(object).unwrap();
+    let credit = rig.core.grant(engine.id, 20 * FRAME_BYTES).unwrap();
+    let classes = |rig: &Rig| {
+        rig.audit();
+        let pool = rig.core.status().pool;
+        [pool.free, pool.used, pool.granted, pool.quarantined].map(|bytes| bytes / FRAME_BYTES)
+    };
+    assert_eq!(classes(&rig), [32, 8, 24, 0]);
+    // A partial.
+    rig.core.pool.refuse_release(of_partial);
+    rank.die();
+    assert!(rig.core.client_gone(rank.id).unwrap());
+    assert_eq!(classes(&rig), [32, 8, 20, 4]);
+    // Credit, of which a part has been given back, so that what is left is several runs.
+    let (first, count) = (credit[0].frame, credit[0].count);
+    assert_eq!(count, 20);
+    rig.core.abort(engine.id, &[Extent::new(first + 4, 8)]).unwrap();
+    rig.core.pool.refuse_release(first + 1);
+    engine.die();
+    assert!(rig.core.client_gone(engine.id).unwrap());
+    assert_eq!(classes(&rig), [48, 8, 0, 8]);
+    assert!(rig.core.status().clients.is_empty());
+    // An object.
+    rig.core.pool.refuse_release(parts[0].extents[0].frame);
+    assert_eq!(rig.core.clear().unwrap(), 2);
+    assert_eq!(classes(&rig), [52, 0, 0, 12]);
+    // The slabs and all other frames are good for others.
+    let next = rig.engine(3, FULL);
+    let granted = rig.core.grant(next.id, 64 * FRAME_BYTES).unwrap();
+    assert_eq!(
+        crate::pool::count_frames(&granted),
+        32,
+        "half of the pool, as ever"
+    );
+    rig.audit();
+}
+
 #[test]
 fn twenty_thousand_objects() {
     let mut rig = Rig::new(20_000);

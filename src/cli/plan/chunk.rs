@@ -64,6 +64,7 @@ pub fn answer(spans: &[String], minimum: &str) -> Result<Answer, PlanError> {
             "warnings": warnings.iter().map(ToString::to_string).collect::<Vec<_>>(),
         }),
         text,
+        unknown_fields: Vec::new(),
     })
 }
 

@@ -5,11 +5,43 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::input::{self, Fields, shown};
+use super::input::{self, Fields, Shape, shown};
 use super::{Answer, PlanError, chunk, number, read_input, table};
 use crate::geometry::{
     self, BindError, BoundGeometry, GeometryError, GeometryInput, GroupKind, KvGroup, LayerSpec, Ratio,
     ResolvedGeometry,
+};
+
+/// What a description may hold; docs/geometry.md says what it means.
+const DESCRIPTION: Shape = Shape {
+    fields: &["dcp"],
+    lists: &[("groups", &GROUP)],
+};
+const GROUP: Shape = Shape {
+    fields: &[
+        "kind",
+        "block_size",
+        "prefix_cacheable",
+        "dcp_sharded",
+        "window",
+        "attention_chunk_size",
+        "mamba_cache_mode",
+    ],
+    lists: &[("layers", &LAYER)],
+};
+const LAYER: Shape = Shape {
+    fields: &[
+        "name",
+        "count",
+        "page_size_bytes",
+        "dtype",
+        "tokens_per_state",
+        "kind",
+        "window",
+        "attention_chunk_size",
+        "shares_kv_of",
+    ],
+    lists: &[],
 };
 
 /// Arguments of `kvasir plan groups`.
@@ -47,13 +79,21 @@ pub(super) fn run(args: &GroupsArgs) -> Result<Answer, PlanError> {
 /// The geometry of the groups described in `bytes`, under a minimum chunk size and perhaps another context
 /// parallel size than the description's.
 pub fn answer(bytes: &[u8], minimum: u64, dcp: Option<u64>) -> Result<Answer, PlanError> {
-    let input = parse(bytes, dcp)?;
-    let resolved = geometry::resolve_described(&input).map_err(|error| refusal(error, minimum))?;
-    let bound = bind(&resolved, minimum)?;
-    Ok(Answer {
-        json: to_json(&resolved, &bound),
-        text: to_text(&resolved, &bound, minimum),
-    })
+    let value = input::parse(bytes)?;
+    let unknown = input::unknown_fields(&value, &DESCRIPTION);
+    let resolve = |value| {
+        let input = read(value, dcp)?;
+        geometry::resolve_described(&input).map_err(|error| refusal(error, minimum))
+    };
+    let answer = resolve(&value).and_then(|resolved| {
+        let bound = bind(&resolved, minimum)?;
+        Ok(Answer {
+            json: to_json(&resolved, &bound),
+            text: to_text(&resolved, &bound, minimum),
+            unknown_fields: Vec::new(),
+        })
+    });
+    super::with_unknown_fields(answer, unknown)
 }
 
 fn bind(resolved: &ResolvedGeometry, minimum: u64) -> Result<BoundGeometry, PlanError> {
@@ -87,9 +127,12 @@ fn refusal(error: GeometryError, minimum: u64) -> PlanError {
 
 /// Reads the description of a model's groups. Every group that cannot be read is listed in one error.
 pub fn parse(bytes: &[u8], dcp: Option<u64>) -> Result<GeometryInput, PlanError> {
+    read(&input::parse(bytes)?, dcp)
+}
+
+fn read(value: &Value, dcp: Option<u64>) -> Result<GeometryInput, PlanError> {
     let invalid = |reason: String| PlanError::new("invalid", reason);
-    let value = input::parse(bytes)?;
-    let fields = Fields::of(&value).map_err(invalid)?;
+    let fields = Fields::of(value).map_err(invalid)?;
     let dcp = match dcp {
         Some(dcp) => dcp,
         None => fields.number("dcp").map_err(invalid)?.unwrap_or(1),

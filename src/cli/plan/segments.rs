@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::input::{self, Fields};
+use super::input::{self, Fields, Shape};
 use super::{Answer, PlanError, number, read_input, table};
 use crate::geometry::segments::{
     Commit, HeadSlices, Layout, Placement, Segment, SegmentError, SegmentInput, SegmentPlan, TensorPlacement,
@@ -14,6 +14,23 @@ use crate::geometry::segments::{
 
 /// Most segments that the table for people lists.
 const LISTED_SEGMENTS: usize = 16;
+
+/// What a description may hold; docs/geometry.md says what it means.
+const DESCRIPTION: Shape = Shape {
+    fields: &["layout", "granule", "blocks", "total_bytes"],
+    lists: &[("tensors", &TENSOR)],
+};
+const TENSOR: Shape = Shape {
+    fields: &[
+        "n_layers",
+        "offset",
+        "layer_stride",
+        "block_stride",
+        "num_heads",
+        "head_stride",
+    ],
+    lists: &[],
+};
 
 /// Arguments of `kvasir plan segments`.
 #[derive(Debug, Args)]
@@ -43,15 +60,21 @@ pub(super) fn run(args: &SegmentsArgs) -> Result<Answer, PlanError> {
 
 /// The segments of the placements described in `bytes`, and what each commit maps.
 pub fn answer(bytes: &[u8], commits: &[u64], registers_device_memory: bool) -> Result<Answer, PlanError> {
-    let input = parse(bytes)?;
-    let plan = SegmentPlan::new(&input, registers_device_memory).map_err(segment_error)?;
-    let capacity = [plan.blocks()];
-    let commits = if commits.is_empty() { &capacity } else { commits };
-    let commits: Vec<Commit> = commits.iter().map(|&blocks| plan.commit(blocks)).collect();
-    Ok(Answer {
-        json: to_json(&plan, &commits),
-        text: to_text(&plan, &commits),
-    })
+    let value = input::parse(bytes)?;
+    let unknown = input::unknown_fields(&value, &DESCRIPTION);
+    let planned = read(&value)
+        .and_then(|input| SegmentPlan::new(&input, registers_device_memory).map_err(segment_error));
+    let answer = planned.map(|plan| {
+        let capacity = [plan.blocks()];
+        let commits = if commits.is_empty() { &capacity } else { commits };
+        let commits: Vec<Commit> = commits.iter().map(|&blocks| plan.commit(blocks)).collect();
+        Answer {
+            json: to_json(&plan, &commits),
+            text: to_text(&plan, &commits),
+            unknown_fields: Vec::new(),
+        }
+    });
+    super::with_unknown_fields(answer, unknown)
 }
 
 fn segment_error(error: SegmentError) -> PlanError {
@@ -65,10 +88,9 @@ fn segment_error(error: SegmentError) -> PlanError {
 }
 
 /// Reads the description of tensor placements. Every tensor that cannot be read is listed in one error.
-pub fn parse(bytes: &[u8]) -> Result<SegmentInput, PlanError> {
-    let value = input::parse(bytes)?;
+fn read(value: &Value) -> Result<SegmentInput, PlanError> {
     let invalid = |reason: String| PlanError::new("invalid", reason);
-    let fields = Fields::of(&value).map_err(invalid)?;
+    let fields = Fields::of(value).map_err(invalid)?;
     let tag = fields.text("layout").map_err(invalid)?;
     let tag = tag.ok_or_else(|| {
         PlanError::new(

@@ -98,6 +98,32 @@ pub enum SegmentError {
         /// Bytes of a block.
         block_stride: u64,
     },
+    /// Layers of a block-outermost placement share bytes and neither holds the other.
+    #[error(
+        "tensor {tensor}: layer {layer} (bytes {start}..{end} of every {layout} block) cuts layer {other_layer} of \
+         tensor {other_tensor} (bytes {other_start}..{other_end}); layers that share bytes of a block must be equal or \
+         one inside the other"
+    )]
+    LayersCut {
+        /// Index of the tensor.
+        tensor: usize,
+        /// Its layer.
+        layer: u64,
+        /// First byte of the layer inside a block.
+        start: u64,
+        /// End of the layer inside a block.
+        end: u64,
+        /// Index of the tensor whose layer starts before.
+        other_tensor: usize,
+        /// Its layer.
+        other_layer: u64,
+        /// First byte of that layer.
+        other_start: u64,
+        /// End of that layer.
+        other_end: u64,
+        /// Layout tag.
+        layout: Layout,
+    },
     /// A region ends behind the reservation.
     #[error(
         "tensor {tensor}: {blocks} blocks of {block_stride} bytes at offset {offset} end behind the \
@@ -132,8 +158,8 @@ pub enum SegmentError {
         /// The other's stride.
         other_stride: u64,
     },
-    /// An absurd number of segments.
-    #[error("the placements make more than {MAX_SEGMENTS} segments")]
+    /// An absurd number of segments, or of layers inside a block.
+    #[error("the placements make more than {MAX_SEGMENTS} segments or layers")]
     TooManySegments,
     /// Address arithmetic overflows 64 bits.
     #[error("the {what} overflows 64 bits")]
@@ -171,6 +197,7 @@ impl SegmentError {
             | Self::HeadsDoNotFit { tensor, .. }
             | Self::BlockStrideDiffers { tensor, .. }
             | Self::OutsideBlock { tensor, .. }
+            | Self::LayersCut { tensor, .. }
             | Self::OutsideReservation { tensor, .. }
             | Self::RegionsOverlap { tensor, .. } => Some(tensor),
             _ => None,

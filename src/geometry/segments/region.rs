@@ -107,10 +107,68 @@ fn block_outermost(input: &SegmentInput) -> Result<Vec<Segment>, SegmentError> {
         }
     }
     check_inside(input, 0, 0, expected)?;
+    check_layers_nest(input, expected)?;
     Ok(vec![Segment {
         offset: 0,
         block_stride: expected,
     }])
+}
+
+/// Where one layer lies inside a block.
+#[derive(Clone, Copy)]
+struct LayerRegion {
+    start: u64,
+    end: u64,
+    tensor: usize,
+    layer: u64,
+}
+
+/// Groups overlay each other, also with pages of different sizes: two layers may be the same bytes of a block, or one a
+/// part of the other. Layers that cut each other are a wrong offset or stride. A layer is as long as its
+/// stride, at most to the end of the block.
+fn check_layers_nest(input: &SegmentInput, block_stride: u64) -> Result<(), SegmentError> {
+    let layers = input.tensors.iter().try_fold(0_u64, |sum, placement| {
+        sum.checked_add(placement.n_layers)
+            .filter(|sum| *sum <= MAX_SEGMENTS)
+    });
+    layers.ok_or(SegmentError::TooManySegments)?;
+    let mut regions: Vec<LayerRegion> = Vec::new();
+    for (tensor, placement) in input.tensors.iter().enumerate() {
+        regions.extend((0..placement.n_layers).map(|layer| {
+            // The last layer starts inside the block, so these sums are exact.
+            let start = placement.offset + layer * placement.layer_stride;
+            let end = start.saturating_add(placement.layer_stride).min(block_stride);
+            LayerRegion {
+                start,
+                end,
+                tensor,
+                layer,
+            }
+        }));
+    }
+    regions.sort_by_key(|region| (region.start, std::cmp::Reverse(region.end), region.tensor));
+    // The regions around the present one, each inside the one before.
+    let mut around: Vec<LayerRegion> = Vec::new();
+    for region in regions {
+        while around.last().is_some_and(|outer| outer.end <= region.start) {
+            around.pop();
+        }
+        if let Some(outer) = around.last().filter(|outer| outer.end < region.end) {
+            return Err(SegmentError::LayersCut {
+                tensor: region.tensor,
+                layer: region.layer,
+                start: region.start,
+                end: region.end,
+                other_tensor: outer.tensor,
+                other_layer: outer.layer,
+                other_start: outer.start,
+                other_end: outer.end,
+                layout: input.layout,
+            });
+        }
+        around.push(region);
+    }
+    Ok(())
 }
 
 /// One segment per layer region, or per head slice of it; groups overlay equal regions.

@@ -302,6 +302,48 @@ fn bad_placements_are_typed() {
     assert_eq!("HND".parse::<Layout>(), Ok(Layout::Lbhnc));
 }
 
+#[test]
+fn layers_inside_a_block_may_nest_and_must_not_cut_each_other() {
+    let block = 128 << 10;
+    let plan = |layout: &str, tensors: &[TensorPlacement]| {
+        SegmentPlan::new(&input(layout, 10, 10 * block, tensors), true)
+    };
+    let half = block / 2;
+    let two = tensor(2, 0, half, block);
+    for layout in ["BLHNC", "BLNHC", "BHLNC"] {
+        for other in [
+            two,
+            tensor(4, 0, half / 2, block),
+            tensor(1, half, half, block),
+            // A single layer without a stride says nothing of its length.
+            tensor(1, half + 1, 0, block),
+        ] {
+            assert!(plan(layout, &[two, other]).is_ok(), "{layout} {other:?}");
+            assert!(plan(layout, &[other, two]).is_ok(), "{layout} {other:?}");
+        }
+        // Its second layer covers the end of the first of `two` and the start of the second.
+        let cutting = tensor(2, half / 4, half / 2, block);
+        for tensors in [[two, cutting], [cutting, two]] {
+            let error = plan(layout, &tensors).unwrap_err();
+            let at_fault = error.tensor().unwrap();
+            assert_eq!((error.kind(), tensors[at_fault]), ("placement", cutting));
+            let text = error.to_string();
+            let other = 1 - at_fault;
+            assert!(
+                text.contains(&format!(
+                    "tensor {at_fault}: layer 1 (bytes 49152..81920 of every {layout} block) cuts layer 0 of tensor \
+                     {other} (bytes 0..65536)"
+                )),
+                "{text}"
+            );
+        }
+    }
+    // Layers of one tensor run on behind each other; the last ends with its block.
+    let absurd = tensor(u64::from(u32::MAX), 0, 1, block * block);
+    let many = SegmentPlan::new(&input("BLHNC", 1, block * block, &[absurd]), true);
+    assert_eq!(many, Err(SegmentError::TooManySegments));
+}
+
 /// Allocations of a fresh commit, granule by granule, as the driver hands them out.
 fn simulate(placement: &Placement, blocks: u64, granule: u64) -> (u64, bool) {
     let mut owner = std::collections::HashMap::new();

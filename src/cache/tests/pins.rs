@@ -1,0 +1,143 @@
+//! How much of the pool the pins of one client may keep.
+
+use super::*;
+use CommitOutcome::*;
+
+const FULL: &[ObjectKind] = &[ObjectKind::Full];
+
+fn pinned(rig: &Rig) -> u64 {
+    rig.core.status().pool.pinned / FRAME_BYTES
+}
+
+fn kept(rig: &Rig, peer: &Peer) -> u64 {
+    let status = rig.core.status();
+    let row = status.clients.iter().find(|client| client.id == peer.id).unwrap();
+    row.kept / FRAME_BYTES
+}
+
+#[test]
+fn one_client_pins_a_quarter_of_the_pool_and_the_others_can_still_store() {
+    // Sixteen chunks of four frames; a quarter are four of them.
+    let mut rig = Rig::with_pins_of(64, 25);
+    let (hog, other) = (rig.engine(1, FULL), rig.engine(2, FULL));
+    for prompt in 0..8 {
+        rig.put_chain(&hog, prompt, 2);
+    }
+    let mut promised = Vec::new();
+    for prompt in 0..8 {
+        let answer = rig.lookup(&hog, prompt, 2, &[]);
+        assert_eq!(answer.loads.len() as u64 * u64::from(CHUNK), answer.hit_tokens);
+        promised.push(answer.hit_tokens);
+    }
+    assert_eq!(promised, [128, 128, 0, 0, 0, 0, 0, 0]);
+    assert_eq!((pinned(&rig), kept(&rig, &hog)), (16, 16));
+    assert_eq!(rig.core.status().counters.shortened, 6);
+    rig.audit();
+    // Another client still gets hits of its own, and room for three quarters of the pool.
+    assert_eq!(rig.lookup(&other, 0, 2, &[]).hit_tokens, 128);
+    for prompt in 100..106 {
+        rig.put_chain(&other, prompt, 2);
+    }
+    for prompt in [0, 1, 100, 101, 102, 103, 104, 105] {
+        assert_eq!(rig.resident(prompt, 2), [0, 1], "{prompt}");
+    }
+    rig.audit();
+    // What is released may be pinned anew.
+    rig.core.end_session(hog.id, 0).unwrap();
+    assert_eq!(kept(&rig, &hog), 8);
+    assert_eq!(rig.lookup(&hog, 100, 2, &[]).hit_tokens, 128);
+    rig.core.disconnected(hog.id).unwrap();
+    assert_eq!(kept(&rig, &hog), 0);
+    rig.audit();
+}
+
+#[test]
+fn a_hit_is_cut_to_the_longest_prefix_that_fits() {
+    let mut rig = Rig::with_pins_of(128, 25);
+    let engine = rig.engine(1, &[ObjectKind::Full, ObjectKind::Recurrent]);
+    for c in 0..12 {
+        let (key, parent) = chain(1, c);
+        assert_eq!(rig.put(&engine, key, 0, parent, CHUNK), Published);
+        let state = ObjectId { key, group: 1 };
+        assert_eq!(
+            rig.try_put(&engine, state, parent, CHUNK, 0, UNIT),
+            Some(Published)
+        );
+    }
+    // Seven chunks of four frames and the last state are 29 of 32 frames; eight would be 33.
+    let answer = rig.lookup(&engine, 1, 12, &[]);
+    assert_eq!(answer.hit_tokens, 7 * u64::from(CHUNK));
+    assert_eq!(answer.loads.len(), 8);
+    assert_eq!(
+        answer.loads[7].id,
+        ObjectId {
+            key: key(1, 6, CHUNK),
+            group: 1
+        }
+    );
+    assert_eq!(kept(&rig, &engine), 29);
+    let counters = rig.core.status().counters;
+    assert_eq!(
+        (counters.shortened, counters.requested, counters.hit),
+        (1, 48, 28)
+    );
+    rig.audit();
+    // The same objects once more cost nothing, as when a worker loads what its scheduler was promised.
+    assert_eq!(rig.lookup(&engine, 1, 7, &[]).hit_tokens, 7 * u64::from(CHUNK));
+    assert_eq!(kept(&rig, &engine), 29);
+    // Without a pin nothing is promised, so nothing is cut.
+    let keys: Vec<_> = (0..12).map(|c| key(1, c, CHUNK)).collect();
+    let request = LookupRequest {
+        domain_seed: rig.seed,
+        session: 0,
+        keys: &keys,
+        tails: &[],
+        max_tokens: u64::MAX,
+        local_tokens: 0,
+        pin: false,
+    };
+    let answer = rig.core.lookup(engine.id, &request).unwrap();
+    assert_eq!(answer.hit_tokens, 12 * u64::from(CHUNK));
+    rig.audit();
+}
+
+#[test]
+fn what_a_pinned_object_hangs_under_counts_too() {
+    let mut rig = Rig::with_pins_of(64, 25);
+    let engine = rig.engine(1, FULL);
+    rig.put_chain(&engine, 1, 6);
+    rig.put_chain(&engine, 2, 1);
+    let object = |prompt, chunk| ObjectId {
+        key: key(prompt, chunk, CHUNK),
+        group: 0,
+    };
+    // The fourth chunk alone keeps three others; with the fifth it would be too much.
+    let ids = [object(1, 3), object(1, 4), object(1, 0), object(2, 0)];
+    let answer = rig.core.retrieve(engine.id, rig.seed, 7, 0, &ids).unwrap();
+    let there: Vec<bool> = answer.places.iter().map(|place| place.incarnation != 0).collect();
+    assert_eq!(there, [true, false, true, false]);
+    assert_eq!((pinned(&rig), kept(&rig, &engine)), (8, 16));
+    assert_eq!(rig.core.status().counters.shortened, 1);
+    // A prefix that the engine holds itself is kept for what it loads behind it.
+    rig.core.end_session(engine.id, 7).unwrap();
+    let answer = rig.lookup_at(&engine, 1, 6, &[], u64::MAX, 3 * u64::from(CHUNK));
+    assert_eq!((answer.hit_tokens, answer.loads.len()), (4 * u64::from(CHUNK), 1));
+    assert_eq!((pinned(&rig), kept(&rig, &engine)), (4, 16));
+    rig.audit();
+}
+
+#[test]
+fn one_chunk_may_always_be_pinned() {
+    // A quarter is two frames, a chunk of both groups eight.
+    let mut rig = Rig::with_pins_of(8, 25);
+    let engine = rig.engine(1, &[ObjectKind::Full, ObjectKind::Window { tokens: 32 }]);
+    let (key, parent) = chain(1, 0);
+    for group in [0, 1] {
+        assert_eq!(rig.put(&engine, key, group, parent, CHUNK), Published);
+    }
+    let answer = rig.lookup(&engine, 1, 1, &[]);
+    assert_eq!((answer.hit_tokens, answer.loads.len()), (u64::from(CHUNK), 2));
+    assert_eq!(kept(&rig, &engine), 8);
+    assert_eq!(rig.core.status().counters.shortened, 0);
+    rig.audit();
+}
