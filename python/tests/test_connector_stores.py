@@ -60,6 +60,14 @@ def test_what_the_server_has_is_not_stored_again() -> None:
     assert run.step([list(range(1, 12))], 170).items == []
 
 
+def test_a_last_step_of_a_few_tokens_stores_the_tail_of_the_prompt() -> None:
+    run = Planned(full(), 170)
+    table = [list(range(1, 12))]
+    assert [item[3] for item in run.step(table, 160).items] == [64, 64]
+    assert [item[3] for item in run.step(table, 170).items] == [32]
+    assert run.step(table, 170).items == []
+
+
 def test_generated_tokens_grow_a_tail_and_replace_it_but_never_the_prompts() -> None:
     run = Planned(full(8), 80)
     table = [list(range(1, 20))]
