@@ -226,6 +226,21 @@ def test_what_a_prefill_had_stored_before_it_ended_is_a_hit(
     assert found["objects"] == counts(server)["stores"] == stored + tails
 
 
+@pytest.mark.parametrize(("model", "hit"), [("full", 112), ("window", 112), ("recurrent", 64)])
+def test_a_prompt_of_whole_chunks_hits_as_far_as_it_may(server: Server, engines: Start, model: str, hit: int) -> None:
+    engine = seeded(engines, model)
+    # All of the 128 tokens are there, and one has to be left to compute. A state is there for 64 and 128 only.
+    request = Request("r", 128)
+    assert engine.ask(request) == (hit, model != "full")
+    engine.allocate(request, hit, more=64)
+    assert engine.step().bad_blocks == set()
+    if model != "full":
+        assert engine.wait("r") == set()
+    assert engine.holds(request, hit)
+    engine.finish(request)
+    assert_nothing_held(server)
+
+
 def test_a_request_that_is_loaded_again_before_its_last_load_is_over_keeps_one_pin(
     server: Server, engines: Start
 ) -> None:

@@ -249,10 +249,13 @@ class SchedulerRole:
         """Lets go of what was offered and not taken up, and of loads whose step is over."""
         self._lookups.new_step()
         offered, self._offered = self._offered, []
-        for request_id in offered:
-            state = self._states.get(request_id)
-            if state is not None:
-                self._withdraw(state)
+        states = (self._states.get(request_id) for request_id in offered)
+        offers = [(state, state.offer) for state in states if state is not None and state.offer is not None]
+        for state, _ in offers:
+            state.offer = None
+        pins = [offer.hit.pin for _, offer in offers if offer.hit.pin]
+        if pins:
+            self._client.release(pins)  # type: ignore[arg-type]  # of one client all pins are of one kind
         self._running.append(self._step_loads)
         self._step_loads = []
         while len(self._running) > self._steps_under_way:
