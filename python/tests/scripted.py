@@ -10,11 +10,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import json
 import logging
 import pickle
-import subprocess
-import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,22 +23,15 @@ import fakes
 from kvasir.vllm import geometry as geometries
 from kvasir.vllm.connector import KvasirConnector
 from kvasir.vllm.geometry import CHUNKED_LOCAL, FULL
-from test_native import Server, eventually, program
+from ranks import BLOCKS, Rank
+from test_native import eventually
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-BLOCKS = 64
-PAD = 32
 LAYERS = 2
 
 FULL_SPECS = (fakes.FullAttentionSpec(16, page_size_bytes=512),)
 WINDOW_SPECS = (fakes.FullAttentionSpec(16, page_size_bytes=512), fakes.SlidingWindowSpec(16, 256, sliding_window=32))
 HYBRID_SPECS = (fakes.FullAttentionSpec(32, page_size_bytes=512), fakes.MambaSpec(32, page_size_bytes=384))
-
-
-def status(server: Server) -> dict[str, Any]:
-    """What `kvasir status --json` prints."""
-    command = [program(), "status", "--json", "--socket", server.socket]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 class Request(fakes.Request):
@@ -91,79 +81,6 @@ class Output:
     done: set[str]
     failed: set[str]
     bad_blocks: set[int]
-
-
-class _Tensor:
-    """A fake of a registered tensor: a view of one layer's pages in a storage."""
-
-    def __init__(self, memory: np.ndarray, offset: int, blocks: int, stride: int) -> None:
-        self.device = types.SimpleNamespace(type="cpu")
-        self.shape = (blocks,)
-        self._memory, self._offset, self._stride = memory, offset, stride
-
-    def untyped_storage(self) -> Any:
-        return types.SimpleNamespace(data_ptr=lambda: self._memory.ctypes.data, nbytes=lambda: self._memory.nbytes)
-
-    def data_ptr(self) -> int:
-        return self._memory.ctypes.data + self._offset
-
-    def stride(self, _dimension: int) -> int:
-        return self._stride
-
-    def element_size(self) -> int:
-        return 1
-
-
-class Rank:
-    """One worker and its KV tensors. Pages lie `PAD` bytes apart, which nobody may touch."""
-
-    def __init__(self, config: Any, kv_config: Any, number: int) -> None:
-        self.number = number
-        self.kv_config = kv_config
-        self.connector = KvasirConnector(config, KVConnectorRole.WORKER, kv_config)
-        size = 0
-        self.places: dict[str, tuple[int, int]] = {}
-        for group in kv_config.kv_cache_groups:
-            page = group.kv_cache_spec.page_size_bytes
-            for name in group.layer_names:
-                self.places[name] = (size, page)
-                size += (page + PAD) * BLOCKS
-        self.memory = np.full(size, 0xEE, dtype=np.uint8)
-        self._groups = [list(group.layer_names) for group in kv_config.kv_cache_groups]
-        kv_config.kv_cache_tensors = [
-            types.SimpleNamespace(layers=[name], offset=offset, layer_stride=0, block_stride=page + PAD)
-            for name, (offset, page) in self.places.items()
-        ]
-
-    def register(self) -> None:
-        self.connector.register_kv_caches(
-            {name: _Tensor(self.memory, at, BLOCKS, page + PAD) for name, (at, page) in self.places.items()}
-        )
-
-    def pages(self, group: int, block: int) -> list[np.ndarray]:
-        found = []
-        for name in self._groups[group]:
-            offset, page = self.places[name]
-            start = offset + block * (page + PAD)
-            found.append(self.memory[start : start + page])
-        return found
-
-    def pattern(self, prompt: int, group: int, index: int) -> list[np.ndarray]:
-        """The bytes of a group's block at a place of a prompt."""
-        draw = np.random.default_rng([prompt, group, index, self.number])
-        return [draw.integers(1, 255, page.size, dtype=np.uint8) for page in self.pages(group, 1)]
-
-    def changed(self, before: np.ndarray) -> dict[int, set[int]]:
-        """Blocks with other bytes than before, per group. No byte between the pages may differ."""
-        differs = self.memory != before
-        found: dict[int, set[int]] = {}
-        for group, names in enumerate(self._groups):
-            for name in names:
-                offset, page = self.places[name]
-                rows = differs[offset : offset + (page + PAD) * BLOCKS].reshape(BLOCKS, page + PAD)
-                assert not rows[:, page:].any(), f"bytes between pages of {name} were written"
-                found.setdefault(group, set()).update(np.flatnonzero(rows[:, :page].any(axis=1)).tolist())
-        return found
 
 
 class Engine:
@@ -232,8 +149,7 @@ class Engine:
         """
         total = local + external
         table = []
-        for group in sorted((one for one in self._members()), key=lambda member: member[0]):
-            index, kind, window, span = group
+        for _, kind, window, span in sorted(self._members()):
             first = _first_needed(kind, window, span, total)
             count = -(-(total + more) // span)
             table.append([0 if slot < first else self._free.pop() for slot in range(count)])
@@ -446,31 +362,3 @@ def _config(name: str, extra: Mapping[str, Any], block_size: int, ranks: int, ra
         compilation_config=space(static_forward_context={}),
         max_concurrent_batches=1,
     )
-
-
-def counts(server: Server, kind: str = "worker") -> dict[str, int]:
-    """The counters that clients of a kind report, summed, without those of time."""
-    total: dict[str, int] = {}
-    for client in status(server)["clients"]:
-        if client["kind"] == kind and client["reported"]:
-            for name, value in client["reported"].items():
-                if name != "degraded_seconds":
-                    total[name] = total.get(name, 0) + value
-    return total
-
-
-def assert_nothing_held(server: Server, wait: Callable[[str, Callable[[], bool]], None] = eventually) -> dict[str, Any]:
-    """No pin, no partial, no object in limbo; every byte of the pool in one class, and what is granted is credit."""
-
-    def let_go() -> bool:
-        found = status(server)
-        return not (found["pool"]["pinned"] or any(client["pins"] for client in found["clients"]))
-
-    # A worker gives a load's pin back without waiting for the answer.
-    wait("the pins", let_go)
-    found = status(server)
-    assert (found["partials"], found["limbo"]) == (0, 0)
-    pool = found["pool"]
-    assert pool["free"] + pool["used"] + pool["granted"] + pool["quarantined"] == pool["total"]
-    assert pool["granted"] == sum(client["granted"] for client in found["clients"])
-    return found

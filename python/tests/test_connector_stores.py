@@ -155,6 +155,8 @@ def test_a_boundary_without_every_state_is_none() -> None:
     table = [[1, 2], [0, 0], [0, 0]]
     assert states_of_step(hybrid(), table, 64, [(1, 31, 64)], settled=True) == {}
     assert states_of_step(hybrid(), table, 64, [(1, 31, 60), (2, 32, 60)], settled=True) == {}
+    # Group 0 keeps no states, and there is no group 9.
+    assert states_of_step(hybrid(), table, 64, [(0, 31, 64), (9, 32, 64)], settled=False) == {}
 
 
 def test_the_slot_where_a_step_ends_holds_its_state() -> None:

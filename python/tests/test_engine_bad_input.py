@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable
 
 import pytest
 
 import fakes
-from scripted import BLOCKS, FULL_SPECS, WINDOW_SPECS, Engine, Request, Spared, assert_nothing_held, counts, status
+from ranks import BLOCKS
+from scripted import FULL_SPECS, WINDOW_SPECS, Engine, Request, Spared
+from server_status import assert_nothing_held, counts, status
 from test_engine_requests import HIT, MODELS, NAMED, STORED, TOKENS, offer, seeded
 from test_native import Server
 
@@ -265,3 +268,70 @@ def test_two_ranks_load_their_own_parts_and_report_together(server: Server, engi
     engine.finish(request)
     assert_nothing_held(server)
     assert counts(server)["loads"] == 2 * STORED["full"]
+
+
+def test_a_load_that_one_of_two_ranks_cannot_do_fails_as_a_whole(server: Server, engines: Start) -> None:
+    engines(FULL_SPECS, "writer", ranks=2).prefill(Request("w", TOKENS))
+    engine, request = engines(FULL_SPECS, "reader", ranks=2), Request("r", TOKENS)
+    assert engine.ask(request) == (HIT, True)
+    role = engine.ranks[1].connector._worker
+    assert role is not None
+    role._layout = None  # as after a refused registration
+    before = engine.snapshot()
+    engine.allocate(request, HIT)
+    wanted = engine.needed(request, HIT)
+    engine.step()
+    assert engine.wait("r") == {"r"} and engine.reported == {"r": 1}
+    assert engine.ranks[0].changed(before[0]) == wanted
+    assert not any(engine.ranks[1].changed(before[1]).values())
+    engine.free("r")
+    assert engine.ask(request) == (0, False)
+    engine.finish(request)
+    assert_nothing_held(server)
+    assert (counts(server)["loads"], counts(server)["failed_loads"]) == (STORED["full"], 0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_hooks_answer_whatever_they_are_told(server: Server, engines: Start, model: str) -> None:
+    engine = seeded(engines, model)
+    before = engine.snapshot()
+    scheduler, worker = engine.scheduler, engine.ranks[0].connector
+    for tokens, local in ((0, 0), (1, 0), (TOKENS, TOKENS), (TOKENS, 10**6)):
+        odd = Request(f"odd {tokens} {local}", tokens)
+        assert engine.ask(odd, local) == (0, False)
+        engine.finish(odd)
+    # Requests that it has never heard of.
+    unknown = types.SimpleNamespace(
+        finished_recving={"nobody"}, failed_recving={"nobody"}, kv_connector_worker_meta=object()
+    )
+    scheduler.update_connector_output(unknown)
+    assert scheduler.request_finished(Request("nobody", 5), []) == (False, None)
+    for external in (0, -16):
+        scheduler.update_state_after_alloc(Request("nobody", 5), None, external)
+    # A step without block tables, of a request that has none, and with states where none are kept.
+    request = Request("r", TOKENS, prompt=2)
+    engine.ask(request)
+    engine.tables["r"], engine.computed["r"] = [[] for _ in MODELS[model]], 0
+    odd_step = types.SimpleNamespace(
+        num_scheduled_tokens={"r": TOKENS, "ghost": 3},
+        scheduled_spec_decode_tokens={},
+        scheduled_new_reqs=[types.SimpleNamespace(req_id=key, num_computed_tokens=0) for key in ("r", "ghost")],
+        scheduled_cached_reqs=types.SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+        kv_connector_block_state=None,
+    )
+    assert scheduler.build_connector_meta(odd_step).plan.stores is None
+    odd_step.kv_connector_block_state = types.SimpleNamespace(
+        get_block_ids=engine.tables.get, boundary_state_offloads={"r": [(9, 1, 64), (0, 1, 64)], "ghost": [(0, 1, 64)]}
+    )
+    assert scheduler.build_connector_meta(odd_step).plan.stores is None
+    # A worker without metadata.
+    worker.clear_connector_metadata()
+    worker.start_load_kv(None)
+    worker.wait_for_save()
+    assert worker.get_transfer_results({"nobody"}).finished_recving == set()
+    assert worker.get_block_ids_with_load_errors() == set() and worker.build_connector_worker_meta() is None
+    assert engine.step().done == set()
+    engine.finish(request)
+    assert engine.changed(before) == {} and engine.reported == {}
+    found = assert_nothing_held(server)
+    assert found["objects"] == STORED[model]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from scripted import Engine, Request, assert_nothing_held, counts, status
+from scripted import Engine, Request
+from server_status import assert_nothing_held, counts, status
 from test_engine_bad_input import assert_failed_once
 from test_engine_requests import HIT, MODELS, NAMED, STORED, TOKENS, Gate, offer, seeded
 from test_native import Server, client, eventually

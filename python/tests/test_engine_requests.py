@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from scripted import FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request, assert_nothing_held, counts, status
+from scripted import FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request
+from server_status import assert_nothing_held, counts, status
 from test_native import Server
 
 Start = Callable[..., Engine]

@@ -38,7 +38,7 @@ def states_of_step(
         return {}
     states: States = {}
     for kv_group, block, boundary in handed:
-        if block and boundary % geometry.alignment == 0:
+        if block and kv_group in group.kv_groups and boundary % geometry.alignment == 0:
             states.setdefault(boundary, {})[kv_group] = block
     if settled and reached and reached % geometry.alignment == 0:
         for kv_group, span in zip(group.kv_groups, group.spans):
