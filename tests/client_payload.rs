@@ -80,6 +80,12 @@ fn rows_of_any_size_come_back_in_other_blocks() {
         let stats = reader.client.stats();
         assert_eq!((stats.loads, stats.failed_loads, stats.lookups), (5, 0, 1));
         assert_eq!(stats.loaded_bytes, written as u64);
+        for client in place.status()["clients"].as_array().unwrap() {
+            assert_eq!(
+                client["payload_path"], "shm-direct",
+                "row {row}: one path for every size"
+            );
+        }
     }
 }
 

@@ -141,6 +141,76 @@ fn ended<T>(result: Result<T, ClientError>) -> Ended {
     }
 }
 
+/// A chunk of a model of three groups, of which its writer stored two: nobody may resume there, as what is missing would
+/// be garbage.
+#[test]
+fn a_chunk_whose_writer_was_killed_before_its_last_group_is_a_miss() {
+    let server = ServerProcess::start();
+    server.wait_prefaulted();
+    kill_at(server.socket(), "two-of-three-groups");
+    let mut reader = server.worker();
+    register(&mut reader, three_groups());
+    eventually("the writer's space to come back", || {
+        let status = server.status();
+        assert_balanced(&status);
+        held(&status) == [0, 0, 0]
+    });
+    assert_eq!(server.status()["objects"], 2, "what was published stays");
+    let ask = |reader: &mut RawClient| match reader.call(&lookup(reader, &[7])) {
+        Reply::Lookup(found) => (found.hit_tokens, found.pin, found.present_tokens),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(ask(&mut reader), (0, 0, vec![CHUNK, CHUNK, 0]));
+    commit_group(&mut reader, 2);
+    let (hit, pin, _) = ask(&mut reader);
+    assert_eq!(hit, CHUNK, "with the group that was missing it is a hit");
+    assert_ne!(pin, 0);
+}
+
+/// Full attention, a window and a state.
+fn three_groups() -> RegisterKvCache {
+    let mut request = registration();
+    request.domain.model = "test/three-groups".into();
+    let kinds = [
+        (GroupKind::Full, 0),
+        (GroupKind::SlidingWindow, 65),
+        (GroupKind::Recurrent, 0),
+    ];
+    let groups = kinds
+        .into_iter()
+        .zip(0..)
+        .map(|((kind, window_tokens), group)| ObjectGroup {
+            group,
+            kind,
+            window_tokens,
+            ..request.groups[0]
+        });
+    request.groups = groups.collect();
+    request
+}
+
+fn register(client: &mut RawClient, request: RegisterKvCache) {
+    match client.call(&Request::RegisterKvCache(request)) {
+        Reply::Register(reply) => client.seed = Some(reply.domain_seed),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Stores chunk 7 of one group.
+fn commit_group(client: &mut RawClient, group: u16) {
+    let extent = grant_one(client);
+    let mut commit = commit_of(client, 7, extent);
+    commit.items[0].id.group = group;
+    if group == 2 {
+        // A state has the bytes of one unit, whatever the tokens.
+        commit.items[0].bytes = three_groups().groups[2].unit_bytes;
+    }
+    match client.call(&Request::Commit(commit)) {
+        Reply::Commit(reply) => assert_eq!(reply.outcomes, [CommitOutcome::Published]),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// A client that lives but has lost its connection keeps what it may still be writing to.
 #[test]
 fn a_living_client_keeps_its_grants_and_a_dead_connection_its_pins_not() {
@@ -193,20 +263,24 @@ fn child_process() {
     client.hello(true);
     client.attach();
     assert!(matches!(client.negotiate(ALIGNMENT), Reply::Negotiate(_)));
-    let mut register = registration();
+    let mut request = registration();
     if stage == "half-committed" {
         // A domain of its own, of which this is one of two ranks.
-        register.domain.model = "test/two-ranks".into();
-        register.world_size = 2;
-        register.groups[0].parts = 2;
+        request.domain.model = "test/two-ranks".into();
+        request.world_size = 2;
+        request.groups[0].parts = 2;
     }
-    match client.call(&Request::RegisterKvCache(register)) {
-        Reply::Register(reply) => client.seed = Some(reply.domain_seed),
-        other => panic!("{other:?}"),
+    if stage == "two-of-three-groups" {
+        request = three_groups();
+    }
+    register(&mut client, request);
+    if stage == "two-of-three-groups" {
+        commit_group(&mut client, 0);
+        commit_group(&mut client, 1);
     }
     let extent = grant_one(&mut client);
     match stage {
-        "granted" => {}
+        "granted" | "two-of-three-groups" => {}
         "half-committed" => {
             let commit = commit_of(&client, 7, extent);
             match client.call(&Request::Commit(commit)) {

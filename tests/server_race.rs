@@ -5,7 +5,7 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::*;
 use kvasir::control::{BindState, ChunkWord};
@@ -13,6 +13,7 @@ use kvasir::wire::*;
 
 const PROCESSES: usize = 64;
 const ROUNDS: usize = 1000;
+const KILLS: u64 = 50;
 /// With the default minimum of 256 these lead to 288 and 544, and neither suits the other.
 const ALIGNMENTS: [u64; 2] = [48, 544];
 const SIZES: [u64; 2] = [288, 544];
@@ -64,6 +65,47 @@ fn racing_processes_never_observe_two_sizes() {
         wins[0] > 0 && wins[1] > 0,
         "one side always wins, so nothing raced"
     );
+}
+
+/// Whether the victim's request was read, or decided, or not even sent, is left to chance; the others are served all the
+/// same, with the size that is in force.
+#[test]
+fn a_contender_killed_in_the_middle_leaves_a_server_that_can_be_bound() {
+    let mut decided_by_the_dead = 0;
+    for round in 0..KILLS {
+        let server = ServerProcess::with_args(&["--pool-size", "1MiB", "--log-level", "error"]);
+        let mut victim = Racer::start(ALIGNMENTS[0]);
+        victim.tell(server.socket().to_str().unwrap());
+        assert_eq!(victim.hear(), "connected");
+        victim.tell("go");
+        std::thread::sleep(Duration::from_micros(20 * round));
+        victim.child.kill().unwrap();
+        victim.child.wait().unwrap();
+        let mut client = server.connect();
+        client.hello(false);
+        let size = match client.negotiate(ALIGNMENTS[1]) {
+            Reply::Negotiate(reply) => {
+                assert_eq!(reply.chunk_size, SIZES[1]);
+                SIZES[1]
+            }
+            Reply::Error(error) => {
+                assert_eq!(error.code, ErrorCode::IncompatibleChunkSize, "{error}");
+                assert_eq!(error.numbers, [SIZES[0], ALIGNMENTS[1]]);
+                decided_by_the_dead += 1;
+                SIZES[0]
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(client.control().chunk_word().unwrap().bound(), Some(size as u32));
+        let mut third = server.connect();
+        third.hello(false);
+        let fits = ALIGNMENTS[usize::from(size == SIZES[1])];
+        match third.negotiate(fits) {
+            Reply::Negotiate(reply) => assert_eq!(reply.chunk_size, size),
+            other => panic!("{other:?}"),
+        }
+    }
+    println!("of {KILLS} contenders that were killed, {decided_by_the_dead} had decided the size");
 }
 
 struct Racer {

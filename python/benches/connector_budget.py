@@ -1,103 +1,206 @@
-"""What the connector costs the engine's scheduler thread, as CPU time under a scripted engine.
+"""What the connector costs the engine's scheduler thread, as CPU time of that thread, under a scripted scheduler.
 
     python connector_budget.py [--json]
 
-Server and payload are left out: lookups are answered from memory at once. What is measured is this package: request
-state, hashing (native), planning. Prints microseconds of CPU time per step; nothing is asserted.
+The connector is the real one, called through the hooks that the engine calls, and its server is a real one in a
+process of its own. Everything in a hook counts: hashing, hand-over to the compiled module, sending, reading the
+answer, planning, releasing. Waiting for the server does not, since it costs the thread no CPU time. Only vLLM itself is
+a fake where it is not installed. Prints microseconds; nothing is asserted.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import logging
 import pathlib
+import platform
 import random
+import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 
 import fakes  # noqa: E402
-from kvasir.vllm.meta import RankReport  # noqa: E402
-from kvasir.vllm.notes import Notes  # noqa: E402
-from kvasir.vllm.scheduler import Scheduled, SchedulerRole  # noqa: E402
-from kvasir.vllm.settings import Settings  # noqa: E402
+from scripted import Engine, Spared  # noqa: E402
+from test_native import Server  # noqa: E402
 
 CHUNK = 256
-REQUESTS = 64
+RUNNING = 64
 LONG = 32_768
+PROMPTS = 20
+BUDGET = {
+    "idle step": 20,
+    "decode step, per request": 30,
+    "32k tokens, first ask, miss": 400,
+    "32k tokens, first ask, hit": 400,
+    "32k tokens, asked again, miss": 40,
+    "32k tokens, asked again, hit": 40,
+    "step with a hit not taken": 30,
+}
+SCALE = "for scale: sum() of 32k tokens"
 
 
-def role() -> tuple[SchedulerRole, fakes.Client]:
-    """A scheduler role that is ready to serve."""
-    client = fakes.Client(CHUNK)
-    client.answers = [fakes.Hit(present_tokens=[0])]
-    scheduler = SchedulerRole(
-        fakes.full(16), Settings(("none",)), client, True, 16, Notes(logging.getLogger("bench"), "scheduler")  # type: ignore[arg-type]
+class ConstantList(Sequence):  # type: ignore[type-arg]
+    """A fake of the engine's read-only view of a request's tokens, which is no list: only its slices are."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tokens[index]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+
+class Request(fakes.Request):
+    """A request that holds its tokens as the engine does."""
+
+    def __init__(self, number: int, length: int) -> None:
+        draw = random.Random(number)
+        super().__init__(str(number), ())
+        # One list and one copy of it, as in the engine: what lies in the caches is part of what is measured.
+        self.prompt_token_ids = [draw.randrange(1 << 17) for _ in range(length)]
+        self.num_prompt_tokens = length
+        self._tokens = self.prompt_token_ids.copy()
+        self.all_token_ids = ConstantList(self._tokens)  # type: ignore[assignment]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
+
+    def generate(self) -> None:
+        self._tokens.append(7)
+
+
+def output(computed: dict[str, int], tables: dict[str, list[list[int]]]) -> Any:
+    """The scheduler's output of a step that computes one token more of every request."""
+    return types.SimpleNamespace(
+        num_scheduled_tokens=dict.fromkeys(computed, 1),
+        scheduled_spec_decode_tokens={},
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=types.SimpleNamespace(req_ids=list(computed), num_computed_tokens=list(computed.values())),
+        kv_connector_block_state=types.SimpleNamespace(get_block_ids=tables.get, boundary_state_offloads={}),
     )
-    domain: dict[str, str | bytes] = {
-        "model": "m", "weights_id": b"w", "kv_dtype": "bfloat16", "fingerprint": bytes(32), "parallel_shape": "tp=1",
-    }  # fmt: skip
-    scheduler.set_ranks({(0, 0): RankReport(0, domain)})
-    return scheduler, client
 
 
-def cpu_us(count: int, run: Callable[[int], None]) -> float:
-    """CPU microseconds of one run, over `count` of them."""
-    started = time.process_time_ns()
-    for number in range(count):
-        run(number)
-    return (time.process_time_ns() - started) / count / 1e3
+REPORT = types.SimpleNamespace(finished_recving=None, failed_recving=None, kv_connector_worker_meta=None)
 
 
-def prompt(number: int, length: int) -> list[int]:
-    """A reproducible prompt."""
-    draw = random.Random(number)
-    return [draw.randrange(1 << 17) for _ in range(length)]
+class Clock:
+    """CPU time of this thread between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self.us: list[float] = []
+
+    @contextlib.contextmanager
+    def measure(self) -> Iterator[None]:
+        started = time.thread_time_ns()
+        yield
+        self.us.append((time.thread_time_ns() - started) / 1e3)
 
 
-def idle_step() -> float:
-    """A step with nothing scheduled."""
-    scheduler, _ = role()
+def idle_step(engine: Engine) -> Clock:
+    """A step with nothing scheduled and nothing waiting; a hundred per measurement, as one is near the clock's own cost."""
+    clock, nothing = Clock(), output({}, {})
+    for _ in range(100):
+        with clock.measure():
+            for _ in range(100):
+                engine.scheduler.build_connector_meta(nothing)
+                engine.scheduler.update_connector_output(REPORT)
+    clock.us = [us / 100 for us in clock.us]
+    return clock
 
-    def step(_number: int) -> None:
-        scheduler.build_plan((), {}.get, {})
-        scheduler.on_output((), (), None)
 
-    return cpu_us(20_000, step)
-
-
-def decode_step() -> float:
-    """A step of decoding, per request; chunk and tail ends come up as often as they do."""
-    scheduler, _ = role()
-    requests = [fakes.Request(str(number), prompt(number, 1000)) for number in range(REQUESTS)]
-    table = [list(range(1, 400))]
+def decode_step(engine: Engine) -> Clock:
+    """Steps of requests that decode, per request; chunk and tail ends come up as often as they do."""
+    requests = [Request(number, 1000) for number in range(RUNNING)]
+    tables = {request.request_id: [list(range(1, 400))] for request in requests}
     for request in requests:
-        scheduler.matched(request, 0)
-
-    def step(number: int) -> None:
+        engine.ask(request)  # type: ignore[arg-type]
+    clock = Clock()
+    for number in range(2 * CHUNK):
         for request in requests:
-            request.all_token_ids.append(number)
-        steps = [Scheduled(one.request_id, 1000 + number, 1001 + number, True) for one in requests]
-        scheduler.build_plan(steps, lambda _request_id: table, {})
-        scheduler.on_output((), (), None)
+            request.generate()
+        step = output({request.request_id: 1000 + number for request in requests}, tables)
+        with clock.measure():
+            engine.scheduler.build_connector_meta(step)
+            engine.scheduler.update_connector_output(REPORT)
+    for request in requests:
+        engine.scheduler.request_finished_all_groups(request, ())
+    # The mean: a step in which every request completes a tail is part of the cost of all of them.
+    clock.us = [us / RUNNING for us in clock.us]
+    return clock
 
-    return cpu_us(2_000, step) / REQUESTS
+
+def lookups(engine: Engine, first_number: int) -> tuple[Clock, Clock, Clock, list[int | None]]:
+    """Asking about a long prompt for the first time, and again in later passes; and the steps between, which let go."""
+    first, again, steps, hits = Clock(), Clock(), Clock(), []
+    nothing = output({}, {})
+    for number in range(first_number, first_number + PROMPTS):
+        request = Request(number, LONG)
+        with first.measure():
+            hit, _ = engine.ask(request)  # type: ignore[arg-type]
+        hits.append(hit)
+        for _ in range(5):
+            with steps.measure():
+                engine.scheduler.build_connector_meta(nothing)
+            with again.measure():
+                engine.ask(request)  # type: ignore[arg-type]
+        engine.scheduler.request_finished_all_groups(request, ())
+    return first, again, steps, hits
 
 
-def lookups() -> tuple[float, float]:
-    """Asking about a long prompt for the first time, and again."""
-    scheduler, client = role()
-    requests = [fakes.Request(str(number), prompt(number, LONG)) for number in range(20)]
+def scale() -> Clock:
+    """What the interpreter itself takes to read as many tokens, under the same load of the machine."""
+    clock = Clock()
+    for number in range(PROMPTS):
+        request = Request(3000 + number, LONG)
+        with clock.measure():
+            sum(request.prompt_token_ids)
+    return clock
 
-    def ask(number: int) -> None:
-        scheduler.matched(requests[number], 0)
-        client.asked.clear()
 
-    first = cpu_us(len(requests), ask)
-    return first, cpu_us(len(requests), ask)
+def store(engine: Engine, first_number: int) -> None:
+    """Puts the prompts into the server, so that they are hits."""
+    for number in range(first_number, first_number + PROMPTS):
+        request = Request(number, LONG)
+        engine.ask(request)  # type: ignore[arg-type]
+        # The bytes do not matter here, and any blocks do.
+        engine.tables[request.request_id] = [[1 + at % 60 for at in range(LONG // 16)]]
+        engine.computed[request.request_id] = 0
+        plan = engine.plan({request.request_id: (request, LONG)})  # type: ignore[dict-item]
+        engine.run(plan)
+        engine.scheduler.request_finished_all_groups(request, ())
+
+
+def measure() -> dict[str, Clock]:
+    """Everything, with a server of its own."""
+    with tempfile.TemporaryDirectory() as directory, Spared().watching():
+        server = Server(directory)
+        server.start(chunk_size=CHUNK, pool_size="256MiB")
+        try:
+            engine = Engine(server.socket)
+            found = {"idle step": idle_step(engine), "decode step, per request": decode_step(engine)}
+            first, again, _, hits = lookups(engine, 1000)
+            assert hits == [0] * PROMPTS
+            found["32k tokens, first ask, miss"], found["32k tokens, asked again, miss"] = first, again
+            store(engine, 2000)
+            first, again, steps, hits = lookups(engine, 2000)
+            assert all(hit and hit >= LONG - CHUNK for hit in hits), hits
+            found["32k tokens, first ask, hit"], found["32k tokens, asked again, hit"] = first, again
+            found["step with a hit not taken"] = steps
+            found[SCALE] = scale()
+            engine.close()
+        finally:
+            server.kill()
+    return found
 
 
 def main() -> None:
@@ -105,18 +208,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
-    first, again = lookups()
-    found = {
-        "idle_step_us": idle_step(),
-        "decode_step_per_request_us": decode_step(),
-        "lookup_32k_first_us": first,
-        "lookup_32k_again_us": again,
-    }
+    found = measure()
+    vllm = sys.modules["vllm"].__version__  # type: ignore[attr-defined]
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps({name: statistics.fmean(clock.us) for name, clock in found.items()}))
         return
-    for name, value in found.items():
-        print(f"{name:<28} {value:>10.1f}")
+    print(f"Python {platform.python_version()}, vLLM {vllm}; us of CPU time of the scheduler thread")
+    print(f"{'':<32}{'least':>9}{'median':>9}{'mean':>9}{'most':>9}{'budget':>9}")
+    for name, clock in found.items():
+        us = clock.us
+        shown = (min(us), statistics.median(us), statistics.fmean(us), max(us))
+        print(f"{name:<32}" + "".join(f"{value:>9.1f}" for value in shown) + f"{BUDGET.get(name, '-'):>9}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ Rules that hold for everything here:
   raise `KvasirError` of kind `"Unavailable"`, and both are remembered: the client completes them by itself once
   the server answers.
 * Mistakes of the caller raise: `KvasirError` (kinds below), or `ValueError`/`TypeError` for an argument of the wrong
-  form. When a call raises, nothing was copied, stored or pinned by it.
+  form. When a call raises, nothing was copied, stored or pinned by it; its items count as failed loads or dropped
+  stores.
 * Every call that talks to the server or moves payload releases the GIL and ends within `deadline_s` plus the time of
   its copies.
 * All objects may be used from any thread.

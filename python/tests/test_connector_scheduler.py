@@ -155,9 +155,41 @@ def test_the_tails_of_the_chunk_where_the_hit_ends_are_looked_at() -> None:
     first, second = hit(64), hit(96)
     engine.answer(first, second)
     assert engine.role.matched(one, 0) == (96, False)
-    assert engine.client.asked[0]["tails"] == [(2, 16), (2, 32)]
-    assert engine.client.asked[1]["tails"] == [(1, 16), (1, 32), (1, 48)]
+    first_chunk, second_chunk = ([(chunk, 16), (chunk, 32), (chunk, 48)] for chunk in (0, 1))
+    # Most prompts that do not hit to their end are new from the start.
+    assert engine.client.asked[0]["tails"] == [(2, 16), (2, 32), *first_chunk]
+    assert (engine.client.asked[1]["tails"], engine.client.asked[1]["keys"]) == (second_chunk, 1)
     assert len(engine.client.pinned) == 1
+    engine.plan()
+    # Asked again, it is looked for where it was.
+    assert engine.role.matched(one, 0) == (96, False)
+    assert engine.client.asked[2]["tails"] == [(2, 16), (2, 32), *second_chunk] and len(engine.client.asked) == 3
+
+
+def test_a_prompt_that_is_not_there_is_asked_about_once() -> None:
+    engine = Engine()
+    engine.answer(Hit(present_tokens=[0]))
+    assert engine.role.matched(request(), 0) == (0, False)
+    assert len(engine.client.asked) == 1
+
+
+def test_a_prompt_of_whole_chunks_may_hit_inside_its_last_one() -> None:
+    engine, one = Engine(), request(128)
+    engine.answer(hit(112))
+    assert engine.role.matched(one, 0) == (112, False)
+    assert engine.client.asked[0]["tails"][:3] == [(1, 16), (1, 32), (1, 48)]
+
+
+def test_all_offers_of_a_pass_are_released_at_once() -> None:
+    engine = Engine()
+    engine.answer(hit(160))
+    released = []
+    release = engine.client.release
+    engine.client.release = lambda pins: (released.append(list(pins)), release(pins))  # type: ignore[method-assign, func-returns-value]
+    for name in "abc":
+        engine.role.matched(request(name=name), 0)
+    engine.plan()
+    assert [len(pins) for pins in released] == [3] and not engine.client.pinned
 
 
 def test_more_tokens_than_offered_is_a_failed_load() -> None:

@@ -60,6 +60,14 @@ def test_what_the_server_has_is_not_stored_again() -> None:
     assert run.step([list(range(1, 12))], 170).items == []
 
 
+def test_a_last_step_of_a_few_tokens_stores_the_tail_of_the_prompt() -> None:
+    run = Planned(full(), 170)
+    table = [list(range(1, 12))]
+    assert [item[3] for item in run.step(table, 160).items] == [64, 64]
+    assert [item[3] for item in run.step(table, 170).items] == [32]
+    assert run.step(table, 170).items == []
+
+
 def test_generated_tokens_grow_a_tail_and_replace_it_but_never_the_prompts() -> None:
     run = Planned(full(8), 80)
     table = [list(range(1, 20))]
@@ -147,6 +155,8 @@ def test_a_boundary_without_every_state_is_none() -> None:
     table = [[1, 2], [0, 0], [0, 0]]
     assert states_of_step(hybrid(), table, 64, [(1, 31, 64)], settled=True) == {}
     assert states_of_step(hybrid(), table, 64, [(1, 31, 60), (2, 32, 60)], settled=True) == {}
+    # Group 0 keeps no states, and there is no group 9.
+    assert states_of_step(hybrid(), table, 64, [(0, 31, 64), (9, 32, 64)], settled=False) == {}
 
 
 def test_the_slot_where_a_step_ends_holds_its_state() -> None:

@@ -56,10 +56,10 @@ class Server:
         self.log = os.path.join(directory, "log")
         self.process = None
 
-    def start(self, *more: str, chunk_size: int = CHUNK) -> None:
+    def start(self, *more: str, chunk_size: int = CHUNK, pool_size: str = "32MiB") -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")}
-        command = [program(), "serve", "--socket", self.socket, "--pool-size", "32MiB", "--chunk-size", str(chunk_size)]
-        command += more
+        command = [program(), "serve", "--socket", self.socket, "--pool-size", pool_size]
+        command += ["--chunk-size", str(chunk_size), *more]
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
         with contextlib.closing(client(self.socket, "tool")) as tool:
@@ -71,18 +71,17 @@ class Server:
 
             eventually("prefault", prefaulted)
 
+    @contextlib.contextmanager
+    def stopped(self):
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-@pytest.fixture
-def server():
-    with tempfile.TemporaryDirectory() as directory:
-        server = Server(directory)
-        server.start()
-        yield server
-        server.kill()
 
 
 def client(socket: str, kind: str = "worker", instance: bytes = b"\1" * 16, **options) -> kvasir.Client:

@@ -36,6 +36,19 @@ impl Client {
         requests: &[LoadRequest],
     ) -> Result<Vec<bool>, ClientError> {
         self.core.check_process()?;
+        let loaded = self.load_what_is_right(session_label, part, requests);
+        if loaded.is_err() {
+            self.core.count(Stat::FailedLoads, requests.len() as u64);
+        }
+        loaded
+    }
+
+    fn load_what_is_right(
+        &self,
+        session_label: u64,
+        part: u16,
+        requests: &[LoadRequest],
+    ) -> Result<Vec<bool>, ClientError> {
         let memory = self.core.memory()?;
         let registered = self.registered_or_wanted()?;
         if requests.len() > MAX_ITEMS {

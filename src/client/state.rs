@@ -171,8 +171,9 @@ impl Core {
 
     pub(super) fn count(&self, stat: Stat, count: u64) {
         self.counters.add(stat, count);
-        if let Some(session) = self.session() {
-            session.count(stat, count);
+        match &self.state().session {
+            Some(session) => session.count(stat, count),
+            None => self.counters.hold_back(stat, count),
         }
     }
 
@@ -316,6 +317,9 @@ impl Core {
             self.counters
                 .add(Stat::DegradedMs, since.elapsed().as_millis() as u64);
             session.count(Stat::DegradedSeconds, since.elapsed().as_secs());
+        }
+        for (stat, count) in self.counters.take_held_back() {
+            session.count(stat, count);
         }
         self.healthy.store(session.generation, Ordering::Release);
         state.session = Some(session);

@@ -30,21 +30,50 @@ impl Stat {
     /// Where the counter is in the slab.
     pub(super) fn slab_offset(self) -> Option<usize> {
         let index = self as usize;
-        (index <= Self::CorruptLoads as usize).then(|| AT_STATISTICS + 8 * index)
+        (index < REPORTED.len()).then(|| AT_STATISTICS + 8 * index)
     }
 }
 
+/// Counters that have a place in the slab, in its order.
+const REPORTED: [Stat; 9] = [
+    Stat::Loads,
+    Stat::LoadedBytes,
+    Stat::FailedLoads,
+    Stat::StaleLoads,
+    Stat::Stores,
+    Stat::StoredBytes,
+    Stat::DroppedStores,
+    Stat::DegradedSeconds,
+    Stat::CorruptLoads,
+];
+
 /// The counters of a client, over all its connections.
 #[derive(Debug, Default)]
-pub(super) struct Counters([AtomicU64; STATS]);
+pub(super) struct Counters {
+    totals: [AtomicU64; STATS],
+    /// What was counted while there was no server to show it to.
+    unreported: [AtomicU64; REPORTED.len()],
+}
 
 impl Counters {
     pub(super) fn add(&self, stat: Stat, count: u64) {
-        self.0[stat as usize].fetch_add(count, Ordering::Relaxed);
+        self.totals[stat as usize].fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Keeps a count for the next server.
+    pub(super) fn hold_back(&self, stat: Stat, count: u64) {
+        if let Some(held) = self.unreported.get(stat as usize) {
+            held.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// What was held back; each count once.
+    pub(super) fn take_held_back(&self) -> [(Stat, u64); REPORTED.len()] {
+        REPORTED.map(|stat| (stat, self.unreported[stat as usize].swap(0, Ordering::Relaxed)))
     }
 
     fn value(&self, stat: Stat) -> u64 {
-        self.0[stat as usize].load(Ordering::Relaxed)
+        self.totals[stat as usize].load(Ordering::Relaxed)
     }
 
     pub(super) fn snapshot(

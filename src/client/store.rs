@@ -107,6 +107,19 @@ impl Client {
         supersedes: &[ObjectId],
     ) -> Result<Vec<StoreOutcome>, ClientError> {
         self.core.check_process()?;
+        let outcomes = self.store_what_is_right(requests, supersedes);
+        if outcomes.is_err() {
+            let given = requests.iter().filter(|request| request.blocks.is_some());
+            self.core.count(Stat::DroppedStores, given.count() as u64);
+        }
+        outcomes
+    }
+
+    fn store_what_is_right(
+        &self,
+        requests: &[StoreRequest],
+        supersedes: &[ObjectId],
+    ) -> Result<Vec<StoreOutcome>, ClientError> {
         let memory = self.core.memory()?;
         let registered = self.registered_or_wanted()?;
         if requests.len() > MAX_ITEMS || supersedes.len() > MAX_ITEMS {

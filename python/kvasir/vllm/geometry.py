@@ -60,6 +60,14 @@ class ObjectGroup:
         """Whether its objects are states."""
         return self.kind == RECURRENT
 
+    def seen_from(self, end: int) -> int:
+        """The first token that a request which resumes after `end` tokens can still see. Not asked of states."""
+        if self.kind == FULL:
+            return 0
+        if self.kind == CHUNKED_LOCAL:
+            return end - end % self.window_tokens
+        return max(end - self.window_tokens + 1, 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:

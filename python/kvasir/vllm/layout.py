@@ -81,7 +81,13 @@ def place(kv_caches: Mapping[str, Any], kv_cache_config: Any, geometry: Geometry
         spec_of = dict(layer_specs(kv_cache_config.kv_cache_groups[kv_group]))
         pages, kernel_blocks = [], []
         # The layers that geometry resolved, in its order; layers that joined later share the cache of another.
-        for name in (layer["name"] for layer in described[kv_group]["layers"]):
+        for layer in described[kv_group]["layers"]:
+            name, agreed = layer["name"], layer["page_size_bytes"]
+            if spec_of[name].page_size_bytes != agreed:
+                raise LayoutRefused(
+                    f"layer {name} of group {kv_group} has pages of {spec_of[name].page_size_bytes} bytes, and had pages "
+                    f"of {agreed} when the sizes of objects were agreed on; start the engine again"
+                )
             tensor = _first_tensor(kv_caches.get(name))
             if tensor is None:
                 raise LayoutRefused(f"layer {name} of group {kv_group} has no registered tensor")

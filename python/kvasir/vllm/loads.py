@@ -48,7 +48,22 @@ def plan(
         items.append((key, index, tokens, ids))
     needed = blocks_to_fill(geometry, table, local, total)
     complete = all(filled.get(group, set()) >= blocks for group, blocks in needed.items())
-    return Fill(items, complete)
+    return Fill(items, complete and _has_blocks(geometry, table, local, total))
+
+
+def _has_blocks(geometry: Geometry, table: Sequence[Sequence[int]], local: int, total: int) -> bool:
+    """Whether there is a block for everything beyond `local` that a resume at `total` tokens can see.
+
+    Where the table is short or null there is nowhere to load to, and what was not loaded must not pass for loaded.
+    """
+    for group in geometry.object_groups:
+        for kv_group, span in zip(group.kv_groups, group.spans):
+            end = total // span
+            first = end - 1 if group.recurrent else max(local, group.seen_from(total)) // span
+            ids = table[kv_group][first:end]
+            if len(ids) < end - first or not all(ids):
+                return False
+    return True
 
 
 def blocks_to_fill(

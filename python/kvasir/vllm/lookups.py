@@ -16,9 +16,9 @@ TAILS_MAX = 2048
 class Lookups:
     """One lookup per request and ask, answered by the server without blocking the scheduler for long.
 
-    A lookup names the full chunks and the tails of one chunk at every length. Which chunk the hit will end in is not
-    known before: the first round names the tails of the last, partial chunk; if the full chunks end earlier, a second
-    round names those of the chunk where they do.
+    A lookup names the full chunks, and tails at every length, which are the boundaries inside a chunk where a hit may
+    end. Which chunk it will end in is not known before: named are those of the last chunk that it may reach and of the
+    one where the full chunks ended when last asked; if they end elsewhere, a second round names those there.
     """
 
     def __init__(self, client: Client | Fleet, geometry: Geometry, wait_s: float) -> None:
@@ -40,7 +40,7 @@ class Lookups:
             self.drop(state)
             pending = None
         if pending is None:
-            tails = self._tails(state.known_tokens, chunk_size)
+            tails = self._tails(cap, state, chunk_size)
             pending = Pending(self._start(state, seed, chunk_size, tails, cap, local, pin), cap, local, pin)
             state.pending = pending
         hit = self._result(pending.ticket)
@@ -50,7 +50,8 @@ class Lookups:
             tails = self._second_round(state, hit, chunk_size, cap)
             if tails:
                 pending.first = hit
-                pending.ticket = self._start(state, seed, chunk_size, tails, cap, local, pin)
+                # No chunk from the one where the full ones end is there.
+                pending.ticket = self._start(state, seed, chunk_size, tails, cap, local, pin, tails[0][0])
                 hit = self._result(pending.ticket)
                 if hit is None:
                     return None
@@ -75,12 +76,11 @@ class Lookups:
         self, state: RequestState, seed: bytes, chunk_size: int, total: int, local: int
     ) -> Answer | None:
         """A hit of exactly `total` tokens, pinned, or nothing. Waits for the server up to the deadline."""
-        tails = self._tails(state.known_tokens, chunk_size)
-        offset = total % chunk_size
-        if offset and (total // chunk_size, offset) not in tails:
-            tails += self._chunk_tails(total // chunk_size, state.known_tokens, chunk_size)
+        # Longer tails of the chunk can serve the boundary too; no other boundary counts.
+        tails = self._chunk_tails(total // chunk_size, state.known_tokens, chunk_size) if total % chunk_size else []
         chain = state.chain_to(state.known_tokens, seed, chunk_size)
-        hit = self._client.lookup(seed, state.session, chain, chain.num_chunks, tails, total, local, True)
+        keys = min(-(-total // chunk_size), chain.num_chunks)
+        hit = self._client.lookup(seed, state.session, chain, keys, tails, total, local, True)
         if hit.hit_tokens == total:
             return hit
         if hit.pin:
@@ -89,10 +89,11 @@ class Lookups:
 
     def _start(
         self, state: RequestState, seed: bytes, chunk_size: int, tails: list[tuple[int, int]], cap: int, local: int,
-        pin: bool,
+        pin: bool, keys: int | None = None,
     ) -> int:  # fmt: skip
         chain = state.chain_to(state.known_tokens, seed, chunk_size)
-        return self._client.lookup_start(seed, state.session, chain, chain.num_chunks, tails, cap, local, pin)
+        keys = chain.num_chunks if keys is None else keys
+        return self._client.lookup_start(seed, state.session, chain, keys, tails, cap, local, pin)
 
     def _result(self, ticket: int) -> Answer | None:
         started = time.monotonic()
@@ -109,8 +110,10 @@ class Lookups:
         end = min(chunk_size - 1, tokens - chunk * chunk_size)
         return [(chunk, length) for length in range(step, end + 1, step)]
 
-    def _tails(self, tokens: int, chunk_size: int) -> list[tuple[int, int]]:
-        last = tokens // chunk_size
+    def _tails(self, cap: int, state: RequestState, chunk_size: int) -> list[tuple[int, int]]:
+        tokens = state.known_tokens
+        # Of a prompt of whole chunks the last one too: a hit leaves a token to compute, so it ends inside.
+        last = cap // chunk_size
         tails = self._chunk_tails(last, tokens, chunk_size)
         if self._geometry.recurrent is not None:
             # A state serves only its own end, which may be any boundary inside any chunk.
@@ -118,6 +121,8 @@ class Lookups:
             while chunk >= 0 and len(tails) + chunk_size // self._geometry.alignment <= TAILS_MAX:
                 tails += self._chunk_tails(chunk, tokens, chunk_size)
                 chunk -= 1
+        elif state.likely_end < last:
+            tails += self._chunk_tails(state.likely_end, tokens, chunk_size)
         return tails
 
     def _second_round(self, state: RequestState, hit: Answer, chunk_size: int, cap: int) -> list[tuple[int, int]]:
@@ -125,7 +130,8 @@ class Lookups:
             return []
         full = self._geometry.full
         reach = hit.present_tokens[full.index] if full is not None and hit.present_tokens else hit.hit_tokens
-        chunk = reach // chunk_size
-        if hit.hit_tokens >= cap or chunk >= state.known_tokens // chunk_size:
+        chunk, named = reach // chunk_size, state.likely_end
+        state.likely_end = chunk
+        if hit.hit_tokens >= cap or chunk >= cap // chunk_size or chunk == named:
             return []
         return self._chunk_tails(chunk, state.known_tokens, chunk_size)

@@ -34,8 +34,8 @@ class RequestState:
     """One request, from its arrival to its end. Keys are computed once; answers of the server are never kept."""
 
     __slots__ = (
-        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "next_chunk", "no_load", "no_store",
-        "offer", "pending", "prompt_tail_done", "recheck", "request", "resets", "session", "tail_end", "unit",
+        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "likely_end", "next_chunk", "no_load",
+        "no_store", "offer", "pending", "prompt_tail_done", "recheck", "request", "resets", "session", "tail_end", "unit",
     )  # fmt: skip
 
     def __init__(self, request: Any, session: int, object_groups: int) -> None:
@@ -49,6 +49,8 @@ class RequestState:
         """A load failed: the engine computes this request itself."""
         self.chain: KeyChain | None = None
         self.hashed = 0
+        self.likely_end = 0
+        """The chunk where the full ones ended when last asked: only a guess at where to look first."""
         self.pending: Pending | None = None
         self.offer: Offer | None = None
         self.held_pin: int | Pins = 0
@@ -86,10 +88,12 @@ class RequestState:
         if self.chain is None:
             self.chain = KeyChain(seed, chunk_size, *_extras(self.request))
         if self.hashed < tokens:
-            ids = self.request.all_token_ids
             # All known ones at once: the prompt in one piece, generated tokens a unit at a time.
-            end = min(max(tokens, self.hashed), len(ids))
-            self.chain.extend(ids[self.hashed : end])
+            prompt, end = self.request.num_prompt_tokens, min(tokens, self.known_tokens)
+            if not self.hashed and end == prompt:
+                self.chain.extend(self.request.prompt_token_ids)  # no copy of a long list
+            else:
+                self.chain.extend(self.request.all_token_ids[self.hashed : end])
             self.hashed = end
         return self.chain
 

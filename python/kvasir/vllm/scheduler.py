@@ -76,9 +76,9 @@ class SchedulerRole:
         self._sessions = itertools.count(1)
         self._offered: list[str] = []
         self._loads: list[Load] = []
-        self._step_loads: list[str] = []
-        """Requests with a synchronous load in the step that is being planned."""
-        self._running: collections.deque[list[str]] = collections.deque()
+        self._step_loads: list[tuple[str, int | Pins]] = []
+        """Requests with a synchronous load in the step that is being planned, and what holds it."""
+        self._running: collections.deque[list[tuple[str, int | Pins]]] = collections.deque()
         """The same for the steps that may be running, oldest first."""
 
     @property
@@ -192,9 +192,11 @@ class SchedulerRole:
         hit = self._hit_of(state, offer, total)
         if hit is None:
             return
+        # A preempted request may be back before the step of its last load is over.
+        self._release(state.held_pin)
         state.held_pin = hit.pin
         if not self.loads_async:
-            self._step_loads.append(request.request_id)
+            self._step_loads.append((request.request_id, hit.pin))
         fills = [
             loads.plan(self._geometry, self._chunk_size, objects, table, local, total)
             for objects in loads_by_server(hit)
@@ -247,15 +249,21 @@ class SchedulerRole:
         """Lets go of what was offered and not taken up, and of loads whose step is over."""
         self._lookups.new_step()
         offered, self._offered = self._offered, []
-        for request_id in offered:
-            state = self._states.get(request_id)
-            if state is not None:
-                self._withdraw(state)
+        states = (self._states.get(request_id) for request_id in offered)
+        offers = [(state, state.offer) for state in states if state is not None and state.offer is not None]
+        for state, _ in offers:
+            state.offer = None
+        pins = [offer.hit.pin for _, offer in offers if offer.hit.pin]
+        if pins:
+            self._client.release(pins)  # type: ignore[arg-type]  # of one client all pins are of one kind
         self._running.append(self._step_loads)
         self._step_loads = []
         while len(self._running) > self._steps_under_way:
             # The engine does not plan a step before this one is over.
-            self._let_go(self._running.popleft())
+            for request_id, pin in self._running.popleft():
+                state = self._states.get(request_id)
+                if state is not None and state.held_pin == pin:
+                    self._let_go([request_id])
 
     def _plan_stores(
         self,
@@ -267,13 +275,12 @@ class SchedulerRole:
         if planner is None or not self._reachable():
             return None
         out = Stores()
-        alignment = self._geometry.alignment
         for step in scheduled:
             state = self._states.get(step.request_id)
             offers = handed.get(step.request_id, ())
             if state is None or state.bypass or state.no_store:
                 continue
-            if not offers and planner.limit(state, step.reached) // alignment == state.unit:
+            if not offers and planner.is_up_to_date(state, step.reached):
                 continue
             if state.pending is not None or state.recheck:
                 self._learn(state)
@@ -329,6 +336,7 @@ class SchedulerRole:
         state = self._states.pop(request_id, None)
         if state is None:
             return
+        self._withhold(request_id)
         self._withdraw(state)
         self._lookups.drop(state)
         self._release(state.held_pin)
@@ -361,6 +369,15 @@ class SchedulerRole:
         for request_id in list(self._states):
             self.finished(request_id)
         self._client.close()
+
+    def _withhold(self, request_id: str) -> None:
+        """Keeps a load that no worker has heard of from being run: its blocks may be another request's by then."""
+        if not self.loads_async:
+            self._loads = [load for load in self._loads if load.request_id != request_id]
+        for load in self._loads:
+            if load.request_id == request_id:
+                # Reported all the same: until then the engine keeps the request's blocks.
+                load.broken = True
 
     def _let_go(self, request_ids: Iterable[str]) -> None:
         """Releases the pins of loads that are over."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvasir import KeyChain
-from kvasir.vllm.geometry import CHUNKED_LOCAL, FULL, Geometry, ObjectGroup
+from kvasir.vllm.geometry import Geometry, ObjectGroup
 from kvasir.vllm.meta import Stores
 from kvasir.vllm.requests import RequestState
 
@@ -38,7 +38,7 @@ def states_of_step(
         return {}
     states: States = {}
     for kv_group, block, boundary in handed:
-        if block and boundary % geometry.alignment == 0:
+        if block and kv_group in group.kv_groups and boundary % geometry.alignment == 0:
             states.setdefault(boundary, {})[kv_group] = block
     if settled and reached and reached % geometry.alignment == 0:
         for kv_group, span in zip(group.kv_groups, group.spans):
@@ -65,14 +65,22 @@ class StorePlanner:
         known = min(reached, state.known_tokens)
         return min(known, state.request.num_prompt_tokens) if self._prompt_only else known
 
+    def is_up_to_date(self, state: RequestState, reached: int) -> bool:
+        """Whether a step that reaches `reached` completes no chunk and no tail that was not planned before."""
+        limit = self.limit(state, reached)
+        if limit // self._geometry.alignment > state.unit:
+            return False
+        # The prompt may end without one more whole alignment, and has a tail all the same.
+        return state.prompt_tail_done or limit < state.request.num_prompt_tokens
+
     def plan(
         self, state: RequestState, seed: bytes, table: Sequence[Sequence[int]], reached: int, states: States, out: Stores
     ) -> None:
         """Adds to `out` what this step completes."""
+        if not states and self.is_up_to_date(state, reached):
+            return
         limit = self.limit(state, reached)
         unit = limit // self._geometry.alignment
-        if unit == state.unit and not states:
-            return
         state.unit = unit
         chain = state.chain_to(unit * self._geometry.alignment, seed, self._chunk_size)
         before = len(out.items)
@@ -83,6 +91,7 @@ class StorePlanner:
             for boundary in sorted(states):
                 if boundary <= limit:
                     self._plan_state(state, chain, table, boundary, states[boundary], out)
+            state.prompt_tail_done = limit >= state.request.num_prompt_tokens
         else:
             self._plan_tail(state, chain, table, limit, out)
         out.owners += [state.request.request_id] * (len(out.items) - before)
@@ -177,11 +186,5 @@ def _holds_what_is_needed(group: ObjectGroup, ids: Sequence[Sequence[int]], star
     Full attention sees all; a window its trailing tokens, so the engine may have let go of earlier blocks. The last
     block has to be there in any case: an object holds something.
     """
-    if group.kind == FULL:
-        seen = start
-    elif group.kind == CHUNKED_LOCAL:
-        seen = end - end % group.window_tokens
-    else:
-        seen = end - group.window_tokens + 1
-    first = max(min(seen, end - 1) - start, 0)
+    first = max(min(group.seen_from(end), end - 1) - start, 0)
     return all(all(part[first // span :]) for span, part in zip(group.spans, ids))

@@ -1,0 +1,364 @@
+"""A scripted engine: real connectors of both roles, a real server behind them, KV tensors in memory of its own.
+
+It makes the calls of the engine's scheduler and workers in the engine's order, allocates blocks as the engine does
+(null where a group no longer needs one) and computes nothing: a forward pass writes, into every block that it fills,
+bytes that follow from the prompt, the layer and the place. So what a load must have brought is known to the byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import logging
+import pickle
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import fake_vllm  # noqa: F401  (before the connector)
+import fakes
+from kvasir.vllm import geometry as geometries
+from kvasir.vllm.connector import KvasirConnector
+from kvasir.vllm.geometry import CHUNKED_LOCAL, FULL
+from ranks import BLOCKS, Rank
+from test_native import eventually
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+LAYERS = 2
+
+FULL_SPECS = (fakes.FullAttentionSpec(16, page_size_bytes=512),)
+WINDOW_SPECS = (fakes.FullAttentionSpec(16, page_size_bytes=512), fakes.SlidingWindowSpec(16, 256, sliding_window=32))
+HYBRID_SPECS = (fakes.FullAttentionSpec(32, page_size_bytes=512), fakes.MambaSpec(32, page_size_bytes=384))
+
+
+class Request(fakes.Request):
+    """A request whose tokens follow from a number, so that two with the same number share their prefix."""
+
+    def __init__(self, request_id: str, tokens: int, prompt: int = 1, **fields: Any) -> None:
+        self.prompt = prompt
+        super().__init__(request_id, [(prompt * 7919 + at * 31) % 50_000 for at in range(tokens)], **fields)
+
+    def generate(self, count: int) -> None:
+        """More tokens, which two requests of one prompt have in common too."""
+        self.all_token_ids += [(self.prompt * 104_729 + len(self.all_token_ids) + at) % 50_000 for at in range(count)]
+
+
+class Spared(logging.Handler):
+    """Errors that connectors spared their engines. A hook that has to spare its engine anything is mostly a defect."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.errors: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.errors.append(record.getMessage())
+
+    def take(self, what: str) -> int:
+        """How many there were with these words; they are forgotten."""
+        found = [line for line in self.errors if what in line]
+        self.errors = [line for line in self.errors if what not in line]
+        return len(found)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Spared]:
+        """Listens, and finds at the end that nothing was left untaken."""
+        logger = logging.getLogger("vllm.kvasir")
+        logger.addHandler(self)
+        try:
+            yield self
+        finally:
+            logger.removeHandler(self)
+        assert self.errors == []
+
+
+@dataclasses.dataclass
+class Output:
+    """What one step's workers have told the scheduler, merged over the ranks."""
+
+    done: set[str]
+    failed: set[str]
+    bad_blocks: set[int]
+
+
+class Engine:
+    """One engine with `ranks` tensor-parallel workers."""
+
+    def __init__(
+        self, socket: str, specs: Sequence[Any] = FULL_SPECS, name: str = "engine", ranks: int = 1,
+        odd: Sequence[Any] | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        """`odd`: what the last rank has in place of `specs`."""
+        extra = {
+            "kvasir.socket": socket, "kvasir.weights_id": "w", "kvasir.lookup_wait": 20.0, "kvasir.deadline": 20.0,
+            "kvasir.heartbeat_interval": 0.1, "kvasir.credit_bytes": 1 << 20,
+        } | {f"kvasir.{key}": value for key, value in settings.items()}  # fmt: skip
+        self.kv_config = _kv_config(specs)
+        self.geometry = geometries.resolve(self.kv_config)
+        span = max(span for _, span in self.geometry.spans)
+        self.ranks = [Rank(_config(name, extra, span, ranks, rank), _kv_config(specs), rank) for rank in range(ranks)]
+        if odd is not None:
+            self.ranks[-1].connector.shutdown()
+            self.ranks[-1] = Rank(_config(name, extra, span, ranks, ranks - 1), _kv_config(odd), ranks - 1)
+        for rank in self.ranks:
+            rank.register()
+        self.scheduler = KvasirConnector(_config(name, extra, span, ranks, 0), KVConnectorRole.SCHEDULER, self.kv_config)
+        self.hand_over()
+        self.tables: dict[str, list[list[int]]] = {}
+        self.computed: dict[str, int] = {}
+        self.reported: dict[str, int] = {}
+        """How often each request has been reported by all ranks."""
+        self._free = list(range(BLOCKS - 1, 0, -1))
+        self._new: list[str] = []
+        self._finished: set[str] = set()
+        self._awaited: dict[str, int] = {}
+        self._failed: set[str] = set()
+        self._unseen: dict[str, bool] = {}
+        """Requests that were reported since they were last waited for: whether their loads failed."""
+
+    # Start and end
+
+    def hand_over(self) -> None:
+        """The workers' reports go to the scheduler."""
+        reports = {(0, rank.number): rank.connector.get_handshake_metadata() for rank in self.ranks}
+        self.scheduler.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(reports)))
+
+    def close(self) -> None:
+        for connector in (self.scheduler, *(rank.connector for rank in self.ranks)):
+            connector.shutdown()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every connector has a server that it can use."""
+        return all(one._client.healthy for one in (self.scheduler, *(rank.connector for rank in self.ranks)))
+
+    # The scheduler's side
+
+    def ask(self, request: Request, local: int = 0) -> tuple[int | None, bool]:
+        return self.scheduler.get_num_new_matched_tokens(request, local)
+
+    def allocate(
+        self, request: Request, external: int, local: int = 0, more: int = 0,
+        spoil: Callable[[list[list[int]]], object] = lambda _table: None,
+    ) -> list[list[int]]:  # fmt: skip
+        """Blocks for what is there, what is loaded and `more` tokens; those that a group cannot see are null.
+
+        `spoil` makes a table of it that no engine would hand over.
+        """
+        total = local + external
+        table = []
+        for _, kind, window, span in sorted(self._members()):
+            first = _first_needed(kind, window, span, total)
+            count = -(-(total + more) // span)
+            table.append([0 if slot < first else self._free.pop() for slot in range(count)])
+        spoil(table)
+        self.tables[request.request_id] = table
+        self._new.append(request.request_id)
+        self.computed[request.request_id] = total
+        self.tell(request, external)
+        return table
+
+    def tell(self, request: Request, external: int) -> None:
+        """The connector hears what was allocated."""
+        table = self.tables[request.request_id]
+        blocks = types.SimpleNamespace(get_block_ids=lambda: tuple(list(ids) for ids in table))
+        self.scheduler.update_state_after_alloc(request, blocks, external)
+
+    def _members(self) -> Iterable[tuple[int, str, int, int]]:
+        for group in self.geometry.object_groups:
+            for index, span in zip(group.kv_groups, group.spans):
+                yield index, group.kind, group.window_tokens, span
+
+    def free(self, request_id: str) -> None:
+        """The request's blocks go back: it was preempted, or has ended."""
+        for ids in self.tables.pop(request_id, []):
+            self._free += [block for block in ids if 0 < block < BLOCKS]
+        self.computed.pop(request_id, None)
+        if request_id in self._new:
+            self._new.remove(request_id)
+
+    def finish(self, request: Request, keep_blocks: bool = False) -> None:
+        """Ends or aborts a request. While a load is running the engine keeps its blocks."""
+        table = self.tables.get(request.request_id, [])
+        answer = self.scheduler.request_finished_all_groups(request, tuple(table))
+        assert answer == (False, None)
+        self._finished.add(request.request_id)
+        if not keep_blocks:
+            self.free(request.request_id)
+
+    # A step
+
+    def step(self, scheduled: Mapping[str, tuple[Request, int]] | None = None) -> Output:
+        """One step, planned, run and reported; per request the tokens that it reaches."""
+        return self.run(self.plan(scheduled), scheduled)
+
+    def plan(self, scheduled: Mapping[str, tuple[Request, int]] | None = None) -> Any:
+        """What the workers of a step get."""
+        scheduled = scheduled or {}
+        counts = {key: reached - self.computed[key] for key, (_, reached) in scheduled.items()}
+        new = [key for key in scheduled if key in self._new]
+        cached = [key for key in scheduled if key not in self._new]
+        handed = self._handed(scheduled)
+        state = types.SimpleNamespace(get_block_ids=lambda key: self.tables.get(key), boundary_state_offloads=handed)
+        output = types.SimpleNamespace(
+            num_scheduled_tokens=counts,
+            scheduled_spec_decode_tokens={},
+            scheduled_new_reqs=[types.SimpleNamespace(req_id=key, num_computed_tokens=self.computed[key]) for key in new],
+            scheduled_cached_reqs=types.SimpleNamespace(
+                req_ids=cached, num_computed_tokens=[self.computed[key] for key in cached]
+            ),
+            kv_connector_block_state=state,
+        )
+        self._new = [key for key in self._new if key not in scheduled]
+        metadata = self.scheduler.build_connector_meta(output)
+        return pickle.loads(pickle.dumps(metadata))
+
+    def _handed(self, scheduled: Mapping[str, tuple[Request, int]]) -> dict[str, list[tuple[int, int, int]]]:
+        """The recurrent states that a step leaves behind where it ends on a boundary."""
+        handed: dict[str, list[tuple[int, int, int]]] = {}
+        for group in self.geometry.object_groups:
+            if not group.recurrent:
+                continue
+            for key, (_, reached) in scheduled.items():
+                for index, span in zip(group.kv_groups, group.spans):
+                    if reached % span == 0:
+                        handed.setdefault(key, []).append((index, self.tables[key][index][reached // span - 1], reached))
+        return handed
+
+    def run(self, metadata: Any, scheduled: Mapping[str, tuple[Request, int]] | None = None) -> Output:
+        """The workers' side of a step, and what comes of it at the scheduler."""
+        finished, self._finished = self._finished, set()
+        done: set[str] = set()
+        failed: set[str] = set()
+        bad: set[int] = set()
+        report = None
+        for rank in self.ranks:
+            worker = rank.connector
+            worker.handle_preemptions(metadata)
+            worker.bind_connector_metadata(metadata)
+            worker.start_load_kv(None)
+            for key, (request, reached) in (scheduled or {}).items():
+                self._forward(rank, request, self.computed[key], reached)
+            worker.wait_for_save()
+            results = worker.get_transfer_results(finished)
+            assert results.failed_recving <= results.finished_recving and not results.finished_sending
+            for key in results.finished_recving:
+                self._awaited[key] = self._awaited.get(key, 0) + 1
+            self._failed |= results.failed_recving
+            bad |= worker.get_block_ids_with_load_errors()
+            own = worker.build_connector_worker_meta()
+            if own is not None:
+                report = own if report is None else report.aggregate(own)
+            worker.clear_connector_metadata()
+        for key, (_, reached) in (scheduled or {}).items():
+            self.computed[key] = reached
+        for key in [key for key, count in self._awaited.items() if count == len(self.ranks)]:
+            del self._awaited[key]
+            done.add(key)
+            self.reported[key] = self.reported.get(key, 0) + 1
+            assert key not in self._unseen, "reported twice"
+            self._unseen[key] = key in self._failed
+        failed = self._failed & done
+        self._failed -= failed
+        self.scheduler.update_connector_output(
+            types.SimpleNamespace(finished_recving=done, failed_recving=failed, kv_connector_worker_meta=report)
+        )
+        return Output(done, failed, bad)
+
+    def _forward(self, rank: Rank, request: Request, computed: int, reached: int) -> None:
+        for index, kind, _, span in self._members():
+            ids = self.tables[request.request_id][index]
+            first = computed // span
+            if kind == "recurrent":
+                # Only where the step ends is there a state, and only on a boundary does it stay.
+                first = reached // span - (reached % span == 0)
+            for slot in range(first, reached // span):
+                if ids[slot]:
+                    for page, bytes_ in zip(rank.pages(index, ids[slot]), rank.pattern(request.prompt, index, slot)):
+                        page[:] = bytes_
+
+    # What tests ask
+
+    def prefill(self, request: Request, steps: Sequence[int] | None = None) -> None:
+        """A whole prefill without any hit; `steps`: where each step ends."""
+        ends = list(steps or [request.num_tokens])
+        assert self.ask(request) in ((0, False), (0, True))
+        self.allocate(request, 0, more=request.num_tokens + 64)
+        for end in ends:
+            self.step({request.request_id: (request, end)})
+
+    def wait(self, *request_ids: str) -> set[str]:
+        """Empty steps until these requests have been reported; which of them failed."""
+
+        def reported() -> bool:
+            if not set(request_ids) <= self._unseen.keys():
+                self.step()
+            return set(request_ids) <= self._unseen.keys()
+
+        eventually(f"loads of {request_ids}", reported)
+        return {key for key in request_ids if self._unseen.pop(key)}
+
+    def snapshot(self) -> list[np.ndarray]:
+        return [rank.memory.copy() for rank in self.ranks]
+
+    def changed(self, before: Sequence[np.ndarray]) -> dict[int, set[int]]:
+        """Blocks of any rank with other bytes than before, per group."""
+        merged: dict[int, set[int]] = {}
+        for rank, memory in zip(self.ranks, before):
+            for group, blocks in rank.changed(memory).items():
+                merged.setdefault(group, set()).update(blocks)
+        return {group: blocks for group, blocks in merged.items() if blocks}
+
+    def needed(self, request: Request, total: int, local: int = 0) -> dict[int, set[int]]:
+        """Per group the blocks that a load up to `total` tokens has to fill."""
+        found = {}
+        for index, kind, window, span in self._members():
+            first = max(_first_needed(kind, window, span, total), 0 if kind == "recurrent" else local // span)
+            found[index] = set(self.tables[request.request_id][index][first : total // span])
+        return {index: blocks for index, blocks in found.items() if blocks}
+
+    def holds(self, request: Request, total: int) -> bool:
+        """Whether every block that a resume at `total` tokens can see has the prompt's bytes."""
+        for rank in self.ranks:
+            for index, kind, window, span in self._members():
+                for slot in range(_first_needed(kind, window, span, total), total // span):
+                    block = self.tables[request.request_id][index][slot]
+                    pairs = zip(rank.pages(index, block), rank.pattern(request.prompt, index, slot))
+                    if not all((page == bytes_).all() for page, bytes_ in pairs):
+                        return False
+        return True
+
+
+def _kv_config(specs: Sequence[Any]) -> Any:
+    own = copy.deepcopy(specs)  # a test may change those of one engine
+    return fakes.kv_config(*own, layers=LAYERS, num_blocks=BLOCKS, kv_cache_layout="LBHNC")
+
+
+def _first_needed(kind: str, window: int, span: int, total: int) -> int:
+    """The first block that a request which resumes at `total` tokens can see."""
+    if kind == FULL:
+        return 0
+    if kind == "recurrent":
+        return max(total // span - 1, 0)
+    if kind == CHUNKED_LOCAL:
+        return (total - total % window) // span
+    return max(total - window + 1, 0) // span
+
+
+def _config(name: str, extra: Mapping[str, Any], block_size: int, ranks: int, rank: int) -> Any:
+    space = types.SimpleNamespace
+    return space(
+        kv_transfer_config=space(
+            kv_connector_extra_config=dict(extra), engine_id=name, kv_load_failure_policy="recompute"
+        ),
+        parallel_config=space(
+            rank=rank, tensor_parallel_size=ranks, pipeline_parallel_size=1, decode_context_parallel_size=1
+        ),
+        cache_config=space(block_size=block_size, cache_dtype="auto"),
+        model_config=space(model="test/model", dtype="torch.bfloat16", hf_config=space()),
+        load_config=space(load_format="auto"),
+        compilation_config=space(static_forward_context={}),
+        max_concurrent_batches=1,
+    )

@@ -1,0 +1,43 @@
+"""What `kvasir status` says of a server under test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from test_native import Server, eventually, program
+
+
+def status(server: Server) -> dict[str, Any]:
+    """What `kvasir status --json` prints."""
+    command = [program(), "status", "--json", "--socket", server.socket]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def counts(server: Server, kind: str = "worker") -> dict[str, int]:
+    """The counters that clients of a kind report, summed, without those of time."""
+    total: dict[str, int] = {}
+    for client in status(server)["clients"]:
+        if client["kind"] == kind and client["reported"]:
+            for name, value in client["reported"].items():
+                if name != "degraded_seconds":
+                    total[name] = total.get(name, 0) + value
+    return total
+
+
+def assert_nothing_held(server: Server) -> dict[str, Any]:
+    """No pin, no partial, no object in limbo; every byte of the pool in one class, and what is granted is credit."""
+
+    def let_go() -> bool:
+        found = status(server)
+        return not (found["pool"]["pinned"] or any(client["pins"] for client in found["clients"]))
+
+    # A worker gives a load's pin back without waiting for the answer.
+    eventually("the pins", let_go)
+    found = status(server)
+    assert (found["partials"], found["limbo"]) == (0, 0)
+    pool = found["pool"]
+    assert pool["free"] + pool["used"] + pool["granted"] + pool["quarantined"] == pool["total"]
+    assert pool["granted"] == sum(client["granted"] for client in found["clients"])
+    return found
