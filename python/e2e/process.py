@@ -28,6 +28,15 @@ class HarnessError(RuntimeError):
     """A process of the harness did not do what it was asked."""
 
 
+class EngineError(HarnessError):
+    """The engine's own answer is an error; `reason` is its message in one line."""
+
+    def __init__(self, answer: str, log_tail: str) -> None:
+        # What follows is the validation library's account of the arguments, a page of them.
+        self.reason = " ".join(answer.split(" [type=")[0].split())
+        super().__init__(f"engine: {answer}{log_tail}")
+
+
 def engine_environment(in_process: bool) -> dict[str, str]:
     """The environment of an engine: offline, silent, on the CPU, no compiler.
 
@@ -142,7 +151,7 @@ class Engine:
         except OSError as error:
             raise HarnessError(f"engine: no answer to {what!r} ({error}){self._log_tail()}") from error
         if "error" in reply:
-            raise HarnessError(f"engine: {reply['error']}{self._log_tail()}")
+            raise EngineError(reply["error"], self._log_tail())
         return reply
 
     def _read_line(self, deadline: float) -> bytes:
@@ -231,8 +240,17 @@ class Server:
         return json.loads(result.stdout)
 
     def chunk_size(self) -> int:
-        """The bound chunk size in tokens."""
-        return int(self.status()["binding"]["chunk_size"])
+        """The chunk size in tokens, of a server that has only one."""
+        sizes = self.chunk_sizes()
+        if len(sizes) != 1:
+            raise HarnessError(f"server: expected one chunk size, there are {sizes}")
+        return sizes[0]
+
+    def chunk_sizes(self) -> list[int]:
+        """The chunk sizes in tokens: one, or with `--chunk-scope model` one per binding domain."""
+        binding = self.status()["binding"]
+        rows = binding["domains"] if binding["scope"] == "model" else [binding]
+        return [row["chunk_size"] for row in rows if row["chunk_size"] is not None]
 
     def settle(self) -> None:
         """Waits until the server holds what the engines have sent so far.
