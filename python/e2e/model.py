@@ -28,11 +28,9 @@ class Model:
     dtype: str = "bfloat16"
     prompt_tokens: int = 1500
     prompts: int = 5
-    # The first run of a prompt may leave no state at a boundary that every group can resume from; the
-    # engine stops there in the second run. Then the second run, not the first, is what fills the cache.
-    settle_runs: int = 0
-    # False where the engine itself computes wrongly on any cached prefix: hit counts are compared, output
-    # is not.
+    attention_backend: str | None = None
+    # False where the engine turns its own prefix cache off, so that there is nothing to compare output with: then only
+    # the hits are looked at.
     comparable: bool = True
     # Part of the message with which the engine itself, without any connector, refuses this architecture.
     refusal: str | None = None
@@ -58,6 +56,8 @@ class Model:
         }
         if self.block_size is not None:
             settings["block_size"] = self.block_size
+        if self.attention_backend is not None:
+            settings["attention_backend"] = self.attention_backend
         if self.refusal is not None:
             # It never gets to compute, and not every one of these classes exists outside the engine.
             settings["load_format"] = "dummy"
@@ -66,8 +66,7 @@ class Model:
     @property
     def num_blocks(self) -> int:
         """Blocks for every prompt of a phase over at most eight groups, but never an unreasonable amount."""
-        span = self.block_size or 16
-        per_prompt = MAX_MODEL_LEN // span + 2
+        per_prompt = MAX_MODEL_LEN // (self.block_size or 16) + 2
         return min(4096, per_prompt * (self.prompts + 2) * 4)
 
     def config_text(self) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+from typing import Any
+
 from model import ATTENTION, Model, config, layers
 
 WINDOW = {"sliding_window": 128}
@@ -28,20 +31,36 @@ LATENT = {
 }
 
 
-def _latent(name: str, fields: dict) -> Model:
+# The engine has two kernels for latent attention. It trusts the one for AMX with its own prefix cache, and turns that
+# off with the other, which computes wrongly on any cached prefix.
+AMX = "amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()
+
+
+def _latent(name: str, fields: dict[str, Any], amx: bool = AMX) -> Model:
     return Model(
         name,
         "latent attention",
         fields,
-        block_size=None,
-        comparable=False,
-        note="hit counts only: the CPU engine computes wrongly on any cached prefix of latent attention and has its "
-        "own prefix cache off",
+        block_size=32 if amx else 16,
+        attention_backend="AMX_MLA" if amx else "CPU_MLA",
+        comparable=amx,
+        note="AMX kernel"
+        if amx
+        else "kernel without AMX, which computes wrongly on any cached prefix; the engine has its own prefix cache off",
     )
 
 
 def attention_models() -> list[Model]:
-    """One row per architecture."""
+    """One row per architecture; latent attention has one per kernel."""
+    deepseek_v2 = config(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        ATTENTION,
+        LATENT,
+        norm_topk_prob=False,
+        topk_method="greedy",
+        scoring_func="softmax",
+    )
     return [
         Model(
             "qwen3",
@@ -138,18 +157,8 @@ def attention_models() -> list[Model]:
                 attn_temperature_tuning=False,
             ),
         ),
-        _latent(
-            "deepseek-v2",
-            config(
-                "DeepseekV2ForCausalLM",
-                "deepseek_v2",
-                ATTENTION,
-                LATENT,
-                norm_topk_prob=False,
-                topk_method="greedy",
-                scoring_func="softmax",
-            ),
-        ),
+        _latent("deepseek-v2", deepseek_v2),
+        _latent("deepseek-v2-no-amx", deepseek_v2, amx=False),
         _latent(
             "deepseek-v3",
             config(

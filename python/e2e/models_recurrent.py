@@ -100,8 +100,6 @@ def _state_models() -> list[Model]:
             ),
             block_size=128,
             dtype="float32",
-            settle_runs=1,
-            needs=BLOCK_SIZE,
         ),
     ]
 

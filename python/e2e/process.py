@@ -81,6 +81,7 @@ class Engine:
         self.log = log
         self.pid = process.pid if process else 0
         self.start_s = 0.0
+        self.prefix_cache = False
 
     @classmethod
     def fresh(cls, config: dict[str, Any], log: pathlib.Path, in_process: bool = False) -> Engine:
@@ -101,7 +102,9 @@ class Engine:
     def _configure(self, config: dict[str, Any]) -> Engine:
         try:
             self.pid = self._answer("connect", START_S)["pid"]
-            self.start_s = self._ask(config | {"log": str(self.log)}, START_S)["start_s"]
+            ready = self._ask(config | {"log": str(self.log)}, START_S)
+            self.start_s = ready["start_s"]
+            self.prefix_cache = ready["prefix_cache"]
         except BaseException:
             self.kill()
             raise

@@ -25,8 +25,18 @@ RECONNECT_S = 60.0
 QWEN3 = dataclasses.replace(models.find("qwen3"), prompts=2, prompt_tokens=PROMPT_TOKENS)
 
 # One model of each family that the connector serves, in engines that run in one process: full attention, sliding
-# windows of two kinds, chunked-local, latent attention, gated delta, short convolution, Mamba-2.
-FAMILIES = ("llama", "gemma3", "gpt-oss", "llama4", "deepseek-v2", "qwen3-next", "lfm2", "falcon-h1")
+# windows of two kinds, chunked-local, latent attention with both kernels, gated delta, short convolution, Mamba-2.
+FAMILIES = (
+    "llama",
+    "gemma3",
+    "gpt-oss",
+    "llama4",
+    "deepseek-v2",
+    "deepseek-v2-no-amx",
+    "qwen3-next",
+    "lfm2",
+    "falcon-h1",
+)
 
 
 def small(name: str) -> models.Model:
