@@ -76,7 +76,7 @@ def attention_models() -> list[Model]:
         ),
         Model(
             "gemma3",
-            "sliding window",
+            "sliding window, full attention",
             config(
                 "Gemma3ForCausalLM",
                 "gemma3_text",
@@ -91,7 +91,7 @@ def attention_models() -> list[Model]:
         ),
         Model(
             "gpt-oss",
-            "sliding window",
+            "sliding window, full attention",
             config(
                 "GptOssForCausalLM",
                 "gpt_oss",
@@ -115,7 +115,7 @@ def attention_models() -> list[Model]:
         ),
         Model(
             "cohere2",
-            "sliding window",
+            "sliding window, full attention",
             config(
                 "Cohere2ForCausalLM",
                 "cohere2",
@@ -129,7 +129,7 @@ def attention_models() -> list[Model]:
         ),
         Model(
             "exaone4",
-            "sliding window",
+            "sliding window, full attention",
             config(
                 "Exaone4ForCausalLM",
                 "exaone4",
@@ -141,7 +141,7 @@ def attention_models() -> list[Model]:
         ),
         Model(
             "llama4",
-            "chunked local",
+            "chunked local, full attention",
             config(
                 "Llama4ForCausalLM",
                 "llama4_text",

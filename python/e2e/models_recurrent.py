@@ -16,10 +16,10 @@ BLOCK_SIZE = "a block size, if the engine runs in several processes"
 QWEN = {"full_attention_interval": 4, "attn_output_gate": True}
 
 
-def _mixer_model(name: str, fields: dict[str, Any]) -> Model:
+def _mixer_model(name: str, fields: dict[str, Any], family: str = "Mamba-2, full attention") -> Model:
     return Model(
         name,
-        "Mamba-2",
+        family,
         fields,
         block_size=MIXER_STEP,
         max_num_batched_tokens=MIXER_STEP,
@@ -37,7 +37,7 @@ def _state_models() -> list[Model]:
     return [
         Model(
             "qwen3-next",
-            "gated delta",
+            "gated delta, full attention",
             config(
                 "Qwen3NextForCausalLM",
                 "qwen3_next",
@@ -59,7 +59,7 @@ def _state_models() -> list[Model]:
         ),
         Model(
             "qwen3.5",
-            "gated delta",
+            "gated delta, full attention",
             config(
                 "Qwen3_5ForCausalLM",
                 "qwen3_5_text",
@@ -79,7 +79,7 @@ def _state_models() -> list[Model]:
         ),
         Model(
             "lfm2",
-            "short convolution",
+            "short convolution, full attention",
             config(
                 "Lfm2ForCausalLM",
                 "lfm2",
@@ -193,5 +193,6 @@ def _mixer_models() -> list[Model]:
                 chunk_size=64,
                 layer_norm_epsilon=1e-5,
             ),
+            family="Mamba-2",
         ),
     ]

@@ -13,13 +13,13 @@ def refused_models() -> list[Model]:
     return [
         Model(
             "bamba",
-            "Mamba-2",
+            "Mamba-2, full attention",
             config("BambaForCausalLM", "bamba", ATTENTION, MIXER, num_hidden_layers=4, attn_layer_indices=[1, 3]),
             refusal="does not dispatch through the Transformers attention interface",
         ),
         Model(
             "jamba",
-            "Mamba-1",
+            "Mamba-1, full attention",
             config(
                 "JambaForCausalLM",
                 "jamba",
@@ -81,7 +81,7 @@ def refused_models() -> list[Model]:
         ),
         Model(
             "olmo-hybrid",
-            "gated delta",
+            "gated delta, full attention",
             config(
                 "OlmoHybridForCausalLM",
                 "olmo_hybrid",

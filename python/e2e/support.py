@@ -59,8 +59,8 @@ class Row:
         numbers = ["-"] * len(NUMBERS)
         if self.document is not None:
             cached = {phase["name"]: phase["cached_tokens"] for phase in self.document["phases"]}
-            counts = (self.model.prompt_tokens, self.document["chunk_size"])
-            counts += (cached["own_prefix_cache"], cached["warm_new_engine"])
+            own = cached["own_prefix_cache"] if self.model.comparable else "-"
+            counts = (self.model.prompt_tokens, self.document["chunk_size"], own, cached["warm_new_engine"])
             numbers = [str(count) for count in counts]
         state = f"{self.state}: {self.reason}" if self.reason else self.state
         return line([*about(self.model), *numbers, state])

@@ -152,4 +152,4 @@ def test_a_row_of_the_support_table_says_what_was_found() -> None:
     broken = support.Row(MODEL, document, ["other output"])
     assert "FAILED: other output" in broken.markdown()
     hits = dataclasses.replace(MODEL, comparable=False, note="as the engine is")
-    assert "hits only: as the engine is" in support.Row(hits, document).markdown()
+    assert "| - | 3968 | hits only: as the engine is |" in support.Row(hits, document).markdown()

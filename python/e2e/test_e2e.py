@@ -70,6 +70,8 @@ def test_a_new_engine_process_gets_the_prefix_back(bench: Bench, name: str, expe
     """The main job, as a user runs it: scheduler and worker in processes of their own."""
     document = check_phases(bench, small(name), fresh=True)
     assert [phase["cached_tokens"] for phase in document["phases"]] == [0, expected, expected, expected]
+    # With a block size given there is nothing to warn about; test_block_size.py has the engine without one.
+    assert "the engine schedules in blocks of" not in (bench.place / "engine-1.log").read_text()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
