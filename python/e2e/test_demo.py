@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pathlib
 
 import pytest
 
@@ -153,3 +154,12 @@ def test_a_row_of_the_support_table_says_what_was_found() -> None:
     assert "FAILED: other output" in broken.markdown()
     hits = dataclasses.replace(MODEL, comparable=False, note="as the engine is")
     assert "| - | 3968 | hits only: as the engine is |" in support.Row(hits, document).markdown()
+
+
+def test_the_documentation_has_every_row_of_the_support_table() -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs/vllm.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert support.head().splitlines()[0] in rows
+    for model in models.MODELS.values():
+        start = support.line(support.about(model)).removesuffix("|")
+        assert [row for row in rows if row.startswith(start)], f"docs/vllm.md: no row that starts with {start}"
