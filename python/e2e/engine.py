@@ -2,7 +2,7 @@
 
 The driver (`process.py`) owns the other end. A message is one JSON object on one line, in both directions.
 A new engine process says {"pid": n}, so that it can be ended whatever happens next. The first message from the
-driver configures the engine; the reply says that it is ready. Then:
+driver configures the engine; the reply says that it is ready: {"start_s": s, "prefix_cache": bool}. Then:
 
     {"op": "generate", "prompts": [[token, ...], ...], "max_tokens": n}
         -> {"outputs": [{"token_ids", "logprobs", "cached_tokens", "finish_reason"}, ...], "wall_s": s}
@@ -56,6 +56,11 @@ class Orders:
             seed=0,
             **arguments,
         )
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether the engine has a prefix cache of its own; it turns it off for some architectures."""
+        return self._llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
         """Runs the prompts as one batch, greedily."""
@@ -121,7 +126,7 @@ def serve(connection: socket.socket) -> None:
         traceback.print_exc()
         reply({"error": f"the engine did not start: {type(error).__name__}: {error}"})
         raise
-    reply({"ready": True, "start_s": time.perf_counter() - started})
+    reply({"start_s": time.perf_counter() - started, "prefix_cache": orders.prefix_cache})
 
     operations = {
         "generate": orders.generate,

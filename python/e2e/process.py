@@ -28,6 +28,15 @@ class HarnessError(RuntimeError):
     """A process of the harness did not do what it was asked."""
 
 
+class EngineError(HarnessError):
+    """The engine's own answer is an error; `reason` is its message in one line."""
+
+    def __init__(self, answer: str, log_tail: str) -> None:
+        # What follows is the validation library's account of the arguments, a page of them.
+        self.reason = " ".join(answer.split(" [type=")[0].split())
+        super().__init__(f"engine: {answer}{log_tail}")
+
+
 def engine_environment(in_process: bool) -> dict[str, str]:
     """The environment of an engine: offline, silent, on the CPU, no compiler.
 
@@ -72,6 +81,7 @@ class Engine:
         self.log = log
         self.pid = process.pid if process else 0
         self.start_s = 0.0
+        self.prefix_cache = False
 
     @classmethod
     def fresh(cls, config: dict[str, Any], log: pathlib.Path, in_process: bool = False) -> Engine:
@@ -92,7 +102,9 @@ class Engine:
     def _configure(self, config: dict[str, Any]) -> Engine:
         try:
             self.pid = self._answer("connect", START_S)["pid"]
-            self.start_s = self._ask(config | {"log": str(self.log)}, START_S)["start_s"]
+            ready = self._ask(config | {"log": str(self.log)}, START_S)
+            self.start_s = ready["start_s"]
+            self.prefix_cache = ready["prefix_cache"]
         except BaseException:
             self.kill()
             raise
@@ -142,7 +154,7 @@ class Engine:
         except OSError as error:
             raise HarnessError(f"engine: no answer to {what!r} ({error}){self._log_tail()}") from error
         if "error" in reply:
-            raise HarnessError(f"engine: {reply['error']}{self._log_tail()}")
+            raise EngineError(reply["error"], self._log_tail())
         return reply
 
     def _read_line(self, deadline: float) -> bytes:
@@ -231,8 +243,17 @@ class Server:
         return json.loads(result.stdout)
 
     def chunk_size(self) -> int:
-        """The bound chunk size in tokens."""
-        return int(self.status()["binding"]["chunk_size"])
+        """The chunk size in tokens, of a server that has only one."""
+        sizes = self.chunk_sizes()
+        if len(sizes) != 1:
+            raise HarnessError(f"server: expected one chunk size, there are {sizes}")
+        return sizes[0]
+
+    def chunk_sizes(self) -> list[int]:
+        """The chunk sizes in tokens: one, or with `--chunk-scope model` one per binding domain."""
+        binding = self.status()["binding"]
+        rows = binding["domains"] if binding["scope"] == "model" else [binding]
+        return [row["chunk_size"] for row in rows if row["chunk_size"] is not None]
 
     def settle(self) -> None:
         """Waits until the server holds what the engines have sent so far.

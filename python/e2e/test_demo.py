@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pathlib
 
 import pytest
 
 import demo
 import models
+import process
+import support
 import weights
 
 MODEL = dataclasses.replace(models.find("qwen3"), prompts=2)
@@ -117,3 +120,46 @@ def test_weights_are_named_after_all_that_decides_them(tmp_path) -> None:
     changed.config["num_hidden_layers"] = 5
     assert weights.model_dir(changed, tmp_path) not in names
     assert weights.model_dir(dataclasses.replace(MODEL, gain=1.0), tmp_path) not in names
+
+
+REFUSED = models.find("jamba")
+
+
+def test_a_refusal_has_to_be_the_expected_one() -> None:
+    row = demo.judge_refusal(REFUSED, f"generate: {REFUSED.refusal} (expected another)")
+    assert (row.state, row.wrong) == (support.REFUSED, [])
+    assert REFUSED.refusal in row.markdown()
+    row = demo.judge_refusal(REFUSED, "MemoryError")
+    assert row.state == support.FAILED and "MemoryError" in row.reason
+
+
+def test_a_refusal_that_does_not_come_is_noticed() -> None:
+    row = demo.judge_refusal(REFUSED, "")
+    assert row.state == support.FAILED and "runs this model now" in row.markdown()
+
+
+def test_the_engine_s_reason_is_one_line() -> None:
+    answer = "the engine did not start: ValidationError: 1 error for Config\n  Value error, bad [type=value_error, x=1]"
+    error = process.EngineError(answer, "\n--- end of log\n...")
+    assert error.reason == "the engine did not start: ValidationError: 1 error for Config Value error, bad"
+
+
+def test_a_row_of_the_support_table_says_what_was_found() -> None:
+    document = demo.report(MODEL, 256, sound())
+    row = support.Row(MODEL, document, demo.verdict(MODEL, document))
+    assert row.state == support.EQUAL
+    assert [cell.strip() for cell in row.markdown().split("|")[5:10]] == ["4000", "256", "3968", "3968", "equal"]
+    assert row.report()["result"] == document
+    broken = support.Row(MODEL, document, ["other output"])
+    assert "FAILED: other output" in broken.markdown()
+    hits = dataclasses.replace(MODEL, comparable=False, note="as the engine is")
+    assert "| - | 3968 | hits only: as the engine is |" in support.Row(hits, document).markdown()
+
+
+def test_the_documentation_has_every_row_of_the_support_table() -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs/vllm.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert support.head().splitlines()[0] in rows
+    for model in models.MODELS.values():
+        start = support.line(support.about(model)).removesuffix("|")
+        assert [row for row in rows if row.startswith(start)], f"docs/vllm.md: no row that starts with {start}"

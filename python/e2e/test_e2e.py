@@ -25,8 +25,18 @@ RECONNECT_S = 60.0
 QWEN3 = dataclasses.replace(models.find("qwen3"), prompts=2, prompt_tokens=PROMPT_TOKENS)
 
 # One model of each family that the connector serves, in engines that run in one process: full attention, sliding
-# windows of two kinds, chunked-local, latent attention, gated delta, short convolution, Mamba-2.
-FAMILIES = ("llama", "gemma3", "gpt-oss", "llama4", "deepseek-v2", "qwen3.5", "lfm2", "falcon-h1")
+# windows of two kinds, chunked-local, latent attention with both kernels, gated delta, short convolution, Mamba-2.
+FAMILIES = (
+    "llama",
+    "gemma3",
+    "gpt-oss",
+    "llama4",
+    "deepseek-v2",
+    "deepseek-v2-no-amx",
+    "qwen3-next",
+    "lfm2",
+    "falcon-h1",
+)
 
 
 def small(name: str) -> models.Model:
@@ -55,16 +65,26 @@ def check_phases(bench: Bench, model: models.Model, fresh: bool) -> dict:
     return document
 
 
-def test_a_new_engine_process_gets_the_prefix_back(bench: Bench) -> None:
+@pytest.mark.parametrize(("name", "expected"), [("qwen3", (PROMPT_TOKENS - 1) // 32 * 32), ("qwen3.5", 1440)])
+def test_a_new_engine_process_gets_the_prefix_back(bench: Bench, name: str, expected: int) -> None:
     """The main job, as a user runs it: scheduler and worker in processes of their own."""
-    document = check_phases(bench, QWEN3, fresh=True)
-    expected = (PROMPT_TOKENS - 1) // 32 * 32
+    document = check_phases(bench, small(name), fresh=True)
     assert [phase["cached_tokens"] for phase in document["phases"]] == [0, expected, expected, expected]
+    # With a block size given there is nothing to warn about; test_block_size.py has the engine without one.
+    assert "the engine schedules in blocks of" not in (bench.place / "engine-1.log").read_text()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(bench: Bench, name: str) -> None:
     check_phases(bench, small(name), fresh=False)
+
+
+def test_an_engine_that_refuses_says_why(bench: Bench) -> None:
+    """What the support table says about architectures that the engine itself cannot run is its own word."""
+    model = models.find("jamba")
+    start = bench.starter(model, None)
+    row = demo.judge_refusal(model, demo.refusal_of(lambda: start(0), model))
+    assert row.wrong == []
 
 
 def test_corrupted_bytes_change_the_output(bench: Bench) -> None:

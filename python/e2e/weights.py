@@ -46,23 +46,29 @@ def ensure(model: models.Model, cache: pathlib.Path) -> pathlib.Path:
     leaves nothing that a later one would take for a model.
     """
     final = model_dir(model, cache)
-    if (final / "model.safetensors").exists():
+    if (final / _last(model)).exists():
         return final
     cache.mkdir(parents=True, exist_ok=True)
     work = pathlib.Path(tempfile.mkdtemp(prefix=f".{model.name}-", dir=cache))
     try:
         (work / "config.json").write_text(model.config_text())
-        _save_weights(model, work)
+        if model.refusal is None:
+            _save_weights(model, work)
         # transformers rewrites the configuration when it saves; the engine gets ours.
         (work / "config.json").write_text(model.config_text())
         try:
             work.rename(final)
         except OSError:
-            if not (final / "model.safetensors").exists():
+            if not (final / _last(model)).exists():
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return final
+
+
+def _last(model: models.Model) -> str:
+    """A file that is there when the directory is complete; a model that the engine refuses has no weights."""
+    return "model.safetensors" if model.refusal is None else "config.json"
 
 
 def _save_weights(model: models.Model, directory: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ pub(crate) struct Options {
     /// Name of the model (see python/e2e/models.py)
     #[arg(long, default_value = "qwen3", conflicts_with = "all_models")]
     model: String,
-    /// Run every model and print the support table
+    /// Run every model, also those that the engine is expected to refuse, and print the support table
     #[arg(long)]
     all_models: bool,
     /// Directory of the vLLM environment; made if it is not there
