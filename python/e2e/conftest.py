@@ -65,14 +65,20 @@ class Bench:
         return server
 
     def starter(
-        self, model: models.Model, server: process.Server | None, fresh: bool = False
+        self,
+        model: models.Model,
+        server: process.Server | None,
+        fresh: bool = False,
+        settings: dict[str, Any] | None = None,
+        connector: dict[str, Any] | None = None,
     ) -> Callable[[int], process.Engine]:
         """A function that starts an engine on the model: forked from the nursery, or with `fresh` as a new
-        interpreter whose scheduler and worker are processes of their own."""
+        interpreter whose scheduler and worker are processes of their own. `settings` are the engine's, in place of
+        the model's; `connector` replaces parts of the connector's configuration."""
         config: dict[str, Any] = {
             "model": str(weights.ensure(model, self.cache)),
-            "settings": model.engine_settings,
-            "connector": process.connector_config(server.socket_path) if server else None,
+            "settings": model.engine_settings | (settings or {}),
+            "connector": process.connector_config(server.socket_path) | (connector or {}) if server else None,
         }
 
         def start(_number: int) -> process.Engine:
@@ -82,9 +88,9 @@ class Bench:
 
         return start
 
-    def engine(self, model: models.Model, server: process.Server | None) -> process.Engine:
-        """One engine from the nursery."""
-        engine = self.starter(model, server)(0)
+    def engine(self, model: models.Model, server: process.Server | None, **options: Any) -> process.Engine:
+        """One engine, from the nursery unless the options of `starter` say otherwise."""
+        engine = self.starter(model, server, **options)(0)
         self.stack.callback(engine.stop)
         return engine
 

@@ -7,6 +7,7 @@ driver configures the engine; the reply says that it is ready. Then:
     {"op": "generate", "prompts": [[token, ...], ...], "max_tokens": n}
         -> {"outputs": [{"token_ids", "logprobs", "cached_tokens", "finish_reason"}, ...], "wall_s": s}
     {"op": "reset_prefix_cache", "connector": bool}  -> {"attempts": n}
+    {"op": "step_order", "order": name, ...}         -> see steps.py; only engines in one process
     {"op": "shutdown"}                               -> {"stopped": true}
 
 Log probabilities travel as hexadecimal floats, so that equal text means equal bits. A failed order is
@@ -30,6 +31,8 @@ import time
 import traceback
 from typing import Any
 
+from steps import Steps, output_of
+
 # Short enough to be cached by nobody: it only makes the engine take a step.
 NUDGE = [7, 11, 13, 17]
 RESET_ATTEMPTS = 200
@@ -52,10 +55,10 @@ class Orders:
             skip_tokenizer_init=True,
             enforce_eager=True,
             enable_prefix_caching=True,
-            max_num_seqs=8,
             seed=0,
-            **arguments,
+            **({"max_num_seqs": 8} | arguments),
         )
+        self._steps: Steps | None = None
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
         """Runs the prompts as one batch, greedily."""
@@ -68,7 +71,7 @@ class Orders:
         started = time.perf_counter()
         results = self._llm.generate(requests, sampling, use_tqdm=False)
         wall_s = time.perf_counter() - started
-        return {"outputs": [_output(result) for result in results], "wall_s": wall_s}
+        return {"outputs": [output_of(result) for result in results], "wall_s": wall_s}
 
     def reset_prefix_cache(self, connector: bool) -> dict[str, Any]:
         """Empties the engine's own prefix cache.
@@ -83,24 +86,18 @@ class Orders:
             time.sleep(0.02)
         raise RuntimeError(f"the engine refused to reset its prefix cache {RESET_ATTEMPTS} times")
 
+    def step_order(self, order: str, **arguments: Any) -> dict[str, Any]:
+        """One of the orders of `steps.Steps`; the engine has to run in this process."""
+        if self._steps is None:
+            self._steps = Steps(self._llm)
+        return getattr(self._steps, order)(**arguments)
+
     def shutdown(self) -> dict[str, Any]:
         """Stops the engine; the process ends after the reply."""
         core = getattr(self._llm.llm_engine, "engine_core", None)
         if core is not None:
             core.shutdown()
         return {"stopped": True}
-
-
-def _output(result: Any) -> dict[str, Any]:
-    completion = result.outputs[0]
-    tokens = list(completion.token_ids)
-    logprobs = [float(at[token].logprob).hex() for at, token in zip(completion.logprobs or [], tokens)]
-    return {
-        "token_ids": tokens,
-        "logprobs": logprobs,
-        "cached_tokens": result.num_cached_tokens or 0,
-        "finish_reason": completion.finish_reason,
-    }
 
 
 def serve(connection: socket.socket) -> None:
@@ -126,6 +123,7 @@ def serve(connection: socket.socket) -> None:
     operations = {
         "generate": orders.generate,
         "reset_prefix_cache": orders.reset_prefix_cache,
+        "step_order": orders.step_order,
         "shutdown": orders.shutdown,
     }
     for line in lines:

@@ -106,6 +106,14 @@ class Engine:
         """Empties the engine's own prefix cache, and with `connector` what the connector stored."""
         self._ask({"op": "reset_prefix_cache", "connector": connector}, ORDER_S)
 
+    def step_order(self, order: str, **arguments: Any) -> dict[str, Any]:
+        """An order of `steps.Steps`, to an engine in one process."""
+        return self._ask({"op": "step_order", "order": order, **arguments}, ORDER_S)
+
+    def add(self, name: str, tokens: list[int], max_tokens: int, **params: Any) -> None:
+        """Queues a request without taking a step; `params` are its `kv_transfer_params`."""
+        self.step_order("add", name=name, tokens=tokens, max_tokens=max_tokens, params=params or None)
+
     def stop(self) -> None:
         """Ends the engine by its protocol, or else by its process group."""
         try:
