@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -31,7 +32,7 @@ import time
 import traceback
 from typing import Any
 
-from steps import Steps, output_of
+from steps import Steps, arm_store_fault, output_of
 
 # Short enough to be cached by nobody: it only makes the engine take a step.
 NUDGE = [7, 11, 13, 17]
@@ -49,7 +50,10 @@ class Orders:
         if config["connector"] is not None:
             arguments["kv_transfer_config"] = KVTransferConfig(**config["connector"])
         if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0":
-            arguments["distributed_executor_backend"] = "uni"
+            ranks = arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1)
+            arguments["distributed_executor_backend"] = "uni" if ranks == 1 else "mp"
+        if config.get("store_fault"):
+            arm_store_fault(**config["store_fault"])
         self._llm = LLM(
             config["model"],
             skip_tokenizer_init=True,
@@ -161,10 +165,13 @@ def nursery(listener: socket.socket) -> None:
     import vllm.entrypoints.llm  # noqa: F401
     import vllm.v1.worker.cpu_worker  # noqa: F401
     from vllm.model_executor.models import registry
+    from vllm.v1.executor import multiproc_executor
 
     # The engine asks a fresh interpreter about every model class, to keep CUDA out of its own process. There
     # is no CUDA here, and a fresh interpreter imports everything again.
     registry._run_in_subprocess = lambda call: call()
+    # Workers of several ranks inherit the imports too; the engine's CPU platform would start each anew.
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
     parent = os.getppid()
     listener.settimeout(1.0)

@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 DRAIN_STEPS = 20_000
+FAULT_S = 30.0
 
 
 class Steps:
@@ -234,6 +239,39 @@ class Ledger:
         for address, stride, size in self._pages[group]:
             digest.update(ctypes.string_at(address + block * stride, size))
         return digest.hexdigest()
+
+
+def arm_store_fault(rank: int, witness: str, during: bool) -> None:
+    """Before the engine forks its workers: one of them will die by SIGKILL when it is to store for the first time.
+
+    Either before it has stored anything, once the others' parts are there (`witness` gets the server's status of that
+    moment), or at some point of the copy.
+    """
+    from kvasir.vllm.worker import WorkerRole
+
+    save = WorkerRole.save
+
+    def die_when_the_others_have_stored(client: Any) -> None:
+        deadline = time.monotonic() + FAULT_S
+        while not json.loads(status := client.status_json())["partials"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with open(witness, "w", encoding="utf-8") as file:
+            file.write(status)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_soon() -> None:
+        time.sleep(0.0005)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def save_and_die(self: Any, stores: Any) -> None:
+        if stores is not None and self._rank.rank == rank:
+            if during:
+                threading.Thread(target=die_soon).start()
+            else:
+                die_when_the_others_have_stored(self._client)
+        save(self, stores)
+
+    WorkerRole.save = save_and_die
 
 
 def _storage(tensor: Any) -> int:
