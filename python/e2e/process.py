@@ -23,6 +23,10 @@ START_S = 900.0
 ORDER_S = 600.0
 STOP_S = 30.0
 
+# Signals, to be sent by an engine to a server.
+KILL = int(signal.SIGKILL)
+STOP = int(signal.SIGSTOP)
+
 
 class HarnessError(RuntimeError):
     """A process of the harness did not do what it was asked."""
@@ -229,6 +233,11 @@ class Server:
                     time.sleep(0.005)
         self.kill()
         raise HarnessError(f"server: not ready after {STOP_S:.0f} s\n{_tail(self.log)}")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def status(self) -> dict[str, Any]:
         """`kvasir status --json`."""

@@ -154,14 +154,21 @@ class Steps:
 
 
 class Ledger:
-    """Digests of cached blocks. Where pages lie is worked out here, from what the engine declared."""
+    """Digests of blocks. Where pages lie is worked out here, from what the engine declared."""
 
     def __init__(self, core: Any, connector: Any) -> None:
+        from vllm.v1.core.kv_cache_utils import resolve_block_hashes
+        from vllm.v1.kv_cache_interface import MambaSpec
+
+        self._hashes = resolve_block_hashes
         self._pool = core.scheduler.kv_cache_manager.block_pool
         self._scheduler = core.scheduler
         config = connector._kv_cache_config
         layers = {layer for group in config.kv_cache_groups for layer in group.layer_names}
         base = min(_storage(connector._worker._kv_caches[layer]) for layer in layers)
+        self._spans = [
+            (group.kv_cache_spec.block_size, isinstance(group.kv_cache_spec, MambaSpec)) for group in config.kv_cache_groups
+        ]
         self._pages: dict[int, list[tuple[int, int, int]]] = {}
         places = {
             layer: (base + tensor.offset + index * tensor.layer_stride, tensor.block_stride)
@@ -207,20 +214,20 @@ class Ledger:
             self._known = {(key, block) for key, block in self._known if block not in blocks}
 
     def look(self) -> None:
-        """Digests blocks that have come into the engine's prefix cache since the last look."""
-        cached = set(self._cached())
+        """Digests what has come, since the last look, into the engine's prefix cache or the tables of its requests."""
         for request_id in list(self._loading):
             if request_id not in self._scheduler.requests:
-                del self._loading[request_id]  # aborted: its blocks were never cached
-        for key, block in cached - self._known:
+                del self._loading[request_id]  # over, or aborted
+        held = {*self._cached(), *self._in_tables()}
+        for key, block in held - self._known:
             name, digest = key.hex(), self._digest(int.from_bytes(key[-4:], "big"), block)
             if any(block in blocks for blocks in self._loading.values()):
                 self._loaded.append((name, digest))
             else:
                 self._computed.setdefault(name, set()).add(digest)
         for blocks in self._loading.values():
-            blocks -= {block for _, block in cached}
-        self._known = cached
+            blocks -= {block for _, block in held}
+        self._known = held
 
     def take(self) -> dict[str, Any]:
         """What has been noted, and forgets it."""
@@ -233,6 +240,21 @@ class Ledger:
         for key, blocks in self._pool.cached_block_hash_to_block._cache.items():
             for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
                 yield bytes(key), block.block_id
+
+    def _in_tables(self) -> Iterator[tuple[bytes, int]]:
+        """Full blocks of requests that compute; of a recurrent group the state at the last computed token."""
+        manager = self._scheduler.kv_cache_manager
+        for request_id, request in self._scheduler.requests.items():
+            if request.status.name != "RUNNING":
+                continue  # the blocks of one that waits for a load may hold anything
+            computed = request.num_computed_tokens
+            for group, (table, (span, recurrent)) in enumerate(zip(manager.get_block_ids(request_id), self._spans)):
+                last = computed // span
+                first = (last - 1 if computed % span == 0 else last) if recurrent else 0
+                hashes = self._hashes(request.block_hashes, self._pool.hash_block_size, span)
+                for slot in range(max(first, 0), min(last, len(table), len(hashes))):
+                    if table[slot]:
+                        yield bytes(hashes[slot]) + group.to_bytes(4, "big"), table[slot]
 
     def _digest(self, group: int, block: int) -> str:
         digest = hashlib.blake2b(digest_size=16)
