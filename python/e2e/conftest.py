@@ -19,6 +19,8 @@ import models
 import process
 import weights
 
+pytest.register_assert_rewrite("kinds")
+
 
 @pytest.fixture(scope="session")
 def binary() -> pathlib.Path:

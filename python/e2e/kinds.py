@@ -24,6 +24,12 @@ def small(name: str) -> models.Model:
     return dataclasses.replace(models.find(name), prompts=2, prompt_tokens=PROMPT_TOKENS)
 
 
+def patient(server: process.Server, deadline: float = 20.0, **extra: Any) -> dict[str, Any]:
+    """The connector's settings for a busy machine, on which an answer that takes a second proves nothing."""
+    settings = {"kvasir.socket": str(server.socket_path), "kvasir.deadline": deadline, **extra}
+    return {"kv_connector_extra_config": settings}
+
+
 def run(engine: process.Engine, tokens: list[int], max_tokens: int = demo.OUTPUT_TOKENS, **params: Any) -> dict[str, Any]:
     """One request by itself, to its end; `params` are its `kv_transfer_params`."""
     engine.add("only", tokens, max_tokens, **params)

@@ -134,6 +134,7 @@ class Steps:
         role = self._scheduler_role()
         for state in role._states.values():
             role._client.end_session(state.session)
+            state.held_pin = 0
         self._clear()
 
     def _scheduler_role(self) -> Any:

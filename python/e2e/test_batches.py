@@ -17,6 +17,7 @@ import models
 import process
 
 from conftest import Bench
+from kinds import patient
 
 SHARED = demo.prompt(4, 1024)
 PROMPTS = [SHARED + demo.prompt(10 + number, 100) for number in range(4)] + [demo.prompt(20, 700)]
@@ -58,7 +59,7 @@ def first_steps(trace: Trace) -> list[int]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_gets_back_exactly_what_was_computed(bench: Bench, name: str) -> None:
     server = bench.server()
-    engine = bench.engine(small(name), server)
+    engine = bench.engine(small(name), server, connector=patient(server))
     at_once = [0] * len(PROMPTS)
     run(engine, at_once)
     server.settle()

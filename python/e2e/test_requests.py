@@ -11,7 +11,7 @@ import demo
 import process
 
 from conftest import Bench
-from kinds import APART, KINDS, PROMPT_TOKENS, check_at_rest, run, small, stats
+from kinds import APART, KINDS, PROMPT_TOKENS, check_at_rest, patient, run, small, stats
 
 STEP_TOKENS = 480
 STEPS_MAX = 2000
@@ -36,7 +36,9 @@ def test_preempted_requests(bench: Bench, name: str) -> None:
         "max_num_batched_tokens": STEP_TOKENS,
         "num_gpu_blocks_override": FEW_BLOCKS[name],
     }
-    engine = bench.engine(dataclasses.replace(small(name), dtype=dtype), server, settings=settings)
+    engine = bench.engine(
+        dataclasses.replace(small(name), dtype=dtype), server, settings=settings, connector=patient(server)
+    )
     free = engine.step_order("look")["free_blocks"]
     prompts = {str(number): demo.prompt(number, 500) for number in range(3)}
     expected = {number: run(engine, tokens, NEW_TOKENS, **APART) for number, tokens in prompts.items()}
@@ -84,7 +86,8 @@ def step_until(engine: process.Engine, reached: Callable[[dict[str, Any]], bool]
 def test_aborts_at_every_stage(bench: Bench, name: str) -> None:
     """The next request is right each time, nothing stays held, and loads are counted exactly."""
     server = bench.server()
-    engine = bench.engine(small(name), server, settings={"max_num_batched_tokens": STEP_TOKENS})
+    settings = {"max_num_batched_tokens": STEP_TOKENS}
+    engine = bench.engine(small(name), server, settings=settings, connector=patient(server))
     free = engine.step_order("look")["free_blocks"]
     tokens = demo.prompt(1, PROMPT_TOKENS)
     run(engine, tokens)
