@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-DRAIN_STEPS = 20_000
+DRAIN_S = 300.0
 FAULT_S = 30.0
 
 
@@ -84,12 +84,11 @@ class Steps:
 
     def drain(self) -> dict[str, Any]:
         """Steps until nothing is left to do, which includes loads of aborted requests."""
-        for _ in range(DRAIN_STEPS):
-            if not (self._core.scheduler.has_requests() or self._engine.has_unfinished_requests()):
-                break
+        deadline = time.monotonic() + DRAIN_S
+        while self._core.scheduler.has_requests() or self._engine.has_unfinished_requests():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the engine still has requests after {DRAIN_S:.0f} s: {self.look()}")
             self.step(1)
-        else:
-            raise RuntimeError(f"the engine still has requests after {DRAIN_STEPS} steps")
         seen = self.look()
         self._requests.clear()
         outputs, self._outputs = self._outputs, {}

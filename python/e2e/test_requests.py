@@ -87,7 +87,7 @@ def test_aborts_at_every_stage(bench: Bench, name: str) -> None:
     """The next request is right each time, nothing stays held, and loads are counted exactly."""
     server = bench.server()
     settings = {"max_num_batched_tokens": STEP_TOKENS}
-    engine = bench.engine(small(name), server, settings=settings, connector=patient(server))
+    engine = bench.engine(small(name), server, settings=settings, connector=patient(server, deadline=3.0))
     free = engine.step_order("look")["free_blocks"]
     tokens = demo.prompt(1, PROMPT_TOKENS)
     run(engine, tokens)
