@@ -19,6 +19,8 @@ import models
 import process
 import weights
 
+pytest.register_assert_rewrite("kinds")
+
 
 @pytest.fixture(scope="session")
 def binary() -> pathlib.Path:
@@ -55,12 +57,12 @@ class Bench:
     engines: int = 0
     servers: int = 0
 
-    def server(self, *flags: str) -> process.Server:
-        """A server; a second one gets the same socket path, as after a restart."""
+    def server(self, *flags: str, socket: str = "kvasir.sock") -> process.Server:
+        """A server; a second one on the same socket is as after a restart."""
         self.servers += 1
         log = self.place / f"server-{self.servers}.log"
         flags = flags or ("--pool-size", "1GiB")
-        server = process.Server(self.binary, self.place / "kvasir.sock", log, *flags)
+        server = process.Server(self.binary, self.place / socket, log, *flags)
         self.stack.callback(server.kill)
         return server
 
@@ -69,14 +71,19 @@ class Bench:
         model: models.Model,
         server: process.Server | None,
         fresh: bool = False,
+        settings: dict[str, Any] | None = None,
         connector: dict[str, Any] | None = None,
+        store_fault: dict[str, Any] | None = None,
     ) -> Callable[[int], process.Engine]:
         """A function that starts an engine on the model: forked from the nursery, or with `fresh` as a new
-        interpreter whose scheduler and worker are processes of their own."""
+        interpreter whose scheduler and worker are processes of their own. `settings` are the engine's, in place of
+        the model's; `connector` replaces parts of the connector's configuration; `store_fault` is for
+        `steps.arm_store_fault`."""
         config: dict[str, Any] = {
             "model": str(weights.ensure(model, self.cache)),
-            "settings": model.engine_settings,
+            "settings": model.engine_settings | (settings or {}),
             "connector": process.connector_config(server.socket_path) | (connector or {}) if server else None,
+            "store_fault": store_fault,
         }
 
         def start(_number: int) -> process.Engine:

@@ -7,6 +7,7 @@ driver configures the engine; the reply says that it is ready: {"start_s": s, "p
     {"op": "generate", "prompts": [[token, ...], ...], "max_tokens": n}
         -> {"outputs": [{"token_ids", "logprobs", "cached_tokens", "finish_reason"}, ...], "wall_s": s}
     {"op": "reset_prefix_cache", "connector": bool}  -> {"attempts": n}
+    {"op": "step_order", "order": name, ...}         -> see steps.py; only engines in one process
     {"op": "shutdown"}                               -> {"stopped": true}
 
 Log probabilities travel as hexadecimal floats, so that equal text means equal bits. A failed order is
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -29,6 +31,8 @@ import sys
 import time
 import traceback
 from typing import Any
+
+from steps import Steps, arm_store_fault, output_of
 
 # Short enough to be cached by nobody: it only makes the engine take a step.
 NUDGE = [7, 11, 13, 17]
@@ -46,16 +50,19 @@ class Orders:
         if config["connector"] is not None:
             arguments["kv_transfer_config"] = KVTransferConfig(**config["connector"])
         if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0":
-            arguments["distributed_executor_backend"] = "uni"
+            ranks = arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1)
+            arguments["distributed_executor_backend"] = "uni" if ranks == 1 else "mp"
+        if config.get("store_fault"):
+            arm_store_fault(**config["store_fault"])
         self._llm = LLM(
             config["model"],
             skip_tokenizer_init=True,
             enforce_eager=True,
             enable_prefix_caching=True,
-            max_num_seqs=8,
             seed=0,
-            **arguments,
+            **({"max_num_seqs": 8} | arguments),
         )
+        self._steps: Steps | None = None
 
     @property
     def prefix_cache(self) -> bool:
@@ -73,7 +80,7 @@ class Orders:
         started = time.perf_counter()
         results = self._llm.generate(requests, sampling, use_tqdm=False)
         wall_s = time.perf_counter() - started
-        return {"outputs": [_output(result) for result in results], "wall_s": wall_s}
+        return {"outputs": [output_of(result) for result in results], "wall_s": wall_s}
 
     def reset_prefix_cache(self, connector: bool) -> dict[str, Any]:
         """Empties the engine's own prefix cache.
@@ -88,24 +95,18 @@ class Orders:
             time.sleep(0.02)
         raise RuntimeError(f"the engine refused to reset its prefix cache {RESET_ATTEMPTS} times")
 
+    def step_order(self, order: str, **arguments: Any) -> dict[str, Any]:
+        """One of the orders of `steps.Steps`; the engine has to run in this process."""
+        if self._steps is None:
+            self._steps = Steps(self._llm)
+        return getattr(self._steps, order)(**arguments)
+
     def shutdown(self) -> dict[str, Any]:
         """Stops the engine; the process ends after the reply."""
         core = getattr(self._llm.llm_engine, "engine_core", None)
         if core is not None:
             core.shutdown()
         return {"stopped": True}
-
-
-def _output(result: Any) -> dict[str, Any]:
-    completion = result.outputs[0]
-    tokens = list(completion.token_ids)
-    logprobs = [float(at[token].logprob).hex() for at, token in zip(completion.logprobs or [], tokens)]
-    return {
-        "token_ids": tokens,
-        "logprobs": logprobs,
-        "cached_tokens": result.num_cached_tokens or 0,
-        "finish_reason": completion.finish_reason,
-    }
 
 
 def serve(connection: socket.socket) -> None:
@@ -131,6 +132,7 @@ def serve(connection: socket.socket) -> None:
     operations = {
         "generate": orders.generate,
         "reset_prefix_cache": orders.reset_prefix_cache,
+        "step_order": orders.step_order,
         "shutdown": orders.shutdown,
     }
     for line in lines:
@@ -168,10 +170,13 @@ def nursery(listener: socket.socket) -> None:
     import vllm.entrypoints.llm  # noqa: F401
     import vllm.v1.worker.cpu_worker  # noqa: F401
     from vllm.model_executor.models import registry
+    from vllm.v1.executor import multiproc_executor
 
     # The engine asks a fresh interpreter about every model class, to keep CUDA out of its own process. There
     # is no CUDA here, and a fresh interpreter imports everything again.
     registry._run_in_subprocess = lambda call: call()
+    # Workers of several ranks inherit the imports too; the engine's CPU platform would start each anew.
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
     parent = os.getppid()
     listener.settimeout(1.0)

@@ -23,6 +23,10 @@ START_S = 900.0
 ORDER_S = 600.0
 STOP_S = 30.0
 
+# Signals, to be sent by an engine to a server.
+KILL = int(signal.SIGKILL)
+STOP = int(signal.SIGSTOP)
+
 
 class HarnessError(RuntimeError):
     """A process of the harness did not do what it was asked."""
@@ -117,6 +121,14 @@ class Engine:
     def reset_prefix_cache(self, connector: bool = False) -> None:
         """Empties the engine's own prefix cache, and with `connector` what the connector stored."""
         self._ask({"op": "reset_prefix_cache", "connector": connector}, ORDER_S)
+
+    def step_order(self, order: str, **arguments: Any) -> dict[str, Any]:
+        """An order of `steps.Steps`, to an engine in one process."""
+        return self._ask({"op": "step_order", "order": order, **arguments}, ORDER_S)
+
+    def add(self, name: str, tokens: list[int], max_tokens: int, **params: Any) -> None:
+        """Queues a request without taking a step; `params` are its `kv_transfer_params`."""
+        self.step_order("add", name=name, tokens=tokens, max_tokens=max_tokens, params=params or None)
 
     def stop(self) -> None:
         """Ends the engine by its protocol, or else by its process group."""
@@ -233,6 +245,11 @@ class Server:
                     time.sleep(0.005)
         self.kill()
         raise HarnessError(f"server: not ready after {STOP_S:.0f} s\n{_tail(self.log)}")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def status(self) -> dict[str, Any]:
         """`kvasir status --json`."""

@@ -284,8 +284,8 @@ class SchedulerRole:
                 continue
             if state.pending is not None or state.recheck:
                 self._learn(state)
-                if state.pending is not None:
-                    continue
+                if state.pending is not None and self._geometry.single_full:
+                    continue  # nothing is lost by waiting; windows and states are there now or never
             table = table_of(step.request_id)
             if table is None:
                 continue
@@ -323,6 +323,8 @@ class SchedulerRole:
             state = self._states.get(request_id)
             if state is not None:
                 state.failed = True
+                # What the lookup found may be gone; what is computed instead is stored where the server lacks it.
+                state.store_again()
         self._let_go(finished)
         for request_id in report.orphaned if report else ():
             state = self._states.get(request_id)

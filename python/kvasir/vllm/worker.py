@@ -109,6 +109,8 @@ class WorkerRole:
             if failed:
                 self._bad_blocks |= failed
                 self._suspect_steps = self._steps_under_way
+                # What was promised may be gone from the server, and what is computed instead belongs there again.
+                self._orphaned.add(load.request_id)
         for load in plan.async_loads:
             try:
                 if self._threads is None:

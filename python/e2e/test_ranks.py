@@ -1,0 +1,164 @@
+"""Several ranks: tensor-parallel workers are processes of their own and clients of their own, of one server or of two.
+
+The engine's workers are forked from a process that has imported it already, so that a start takes seconds; apart from
+that they are what the engine makes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from typing import Any
+
+import pytest
+
+import demo
+import models
+import process
+
+from conftest import Bench
+
+TWO = {"tensor_parallel_size": 2}
+PROMPT_TOKENS = 1490
+MLA_BLOCK = 128  # what the CPU engine takes for latent attention when its workers are processes of their own
+SETTLE_S = 30.0
+
+
+def small(name: str) -> models.Model:
+    return dataclasses.replace(models.find(name), prompts=2, prompt_tokens=PROMPT_TOKENS)
+
+
+def run(engine: process.Engine, tokens: list[int]) -> dict[str, Any]:
+    """One prompt; the result without its wall time."""
+    result = demo.run_once(engine, tokens)
+    del result["wall_s"]
+    return result
+
+
+def ranks(status: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The clients that are workers, by rank."""
+    return {c["registered"]["rank"]: c for c in status["clients"] if c["kind"] == "worker" and c["registered"]}
+
+
+def check_books(status: dict[str, Any]) -> None:
+    """Every byte of the pool is in exactly one class, and nothing is half there."""
+    pool = status["pool"]
+    assert pool["free"] + pool["used"] + pool["granted"] + pool["quarantined"] == pool["total"]
+    assert (status["partials"], status["limbo"], pool["quarantined"], pool["pinned"]) == (0, 0, 0, 0)
+    assert pool["granted"] == sum(client["granted"] for client in status["clients"])
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3.5"])
+def test_two_ranks_get_the_prefix_back(bench: Bench, name: str) -> None:
+    """The demo's phases, the second engine a new process with new workers."""
+    model, server = small(name), bench.server()
+    phases = demo.run_model(model, bench.starter(model, server, settings=TWO), server, demo.Progress(6))
+    assert demo.verdict(model, demo.report(model, server.chunk_size(), phases)) == []
+    check_books(server.status())
+
+
+def test_bytes_that_ranks_have_in_common_are_stored_once(bench: Bench) -> None:
+    """Latent attention is the same on all ranks: the first stores it, both load it."""
+    server = bench.server()
+    engine = bench.engine(small("deepseek-v2"), server, settings=TWO)
+    tokens = demo.prompt(1, PROMPT_TOKENS)
+    assert run(engine, tokens)["cached_tokens"] == 0
+    server.settle()
+    engine.reset_prefix_cache()
+    assert run(engine, tokens)["cached_tokens"] == PROMPT_TOKENS // MLA_BLOCK * MLA_BLOCK
+    first, second = (client["reported"] for _, client in sorted(ranks(server.status()).items()))
+    assert (first["stores"] > 0, second["stores"]) == (True, 0)
+    assert first["loaded_bytes"] == second["loaded_bytes"] == first["stored_bytes"]
+
+
+def test_a_server_for_each_rank(bench: Bench) -> None:
+    """Hits from both; one of them killed: right output and no error; started again: hits again."""
+    servers = [bench.server(socket="kvasir0.sock"), bench.server(socket="kvasir1.sock")]
+    sockets = {"kvasir.socket": [str(server.socket_path) for server in servers]}
+    engine = bench.engine(
+        small("qwen3"), servers[0], settings=TWO, connector={"kv_connector_extra_config": sockets}
+    )
+    tokens = demo.prompt(1, PROMPT_TOKENS)
+    run(engine, tokens)
+    own = run(engine, tokens)
+    settle(servers)
+    engine.reset_prefix_cache()
+    assert run(engine, tokens) == own
+    held = [server.status() for server in servers]
+    assert [[client["pid"] for client in ranks(status).values()] for status in held] == [
+        [client["pid"]] for status in held for client in ranks(status).values()
+    ], "a server has other ranks than its own"
+    assert held[0]["objects"] == held[1]["objects"] > 0
+    assert held[0]["pool"]["used"] == held[1]["pool"]["used"]
+
+    servers[1].kill()
+    engine.reset_prefix_cache()
+    without = run(engine, tokens)
+    assert (without["cached_tokens"], without["token_ids"], without["finish_reason"]) == (0, own["token_ids"], "length")
+
+    servers[1] = bench.server(socket="kvasir1.sock")
+    wait_for_hits(engine, servers, tokens, own)
+    settle(servers)
+    for server in servers:
+        check_books(server.status())
+    assert "Traceback" not in errors_of_kvasir(engine.log), errors_of_kvasir(engine.log)
+
+
+def settle(servers: list[process.Server]) -> None:
+    for server in servers:
+        server.settle()
+
+
+def wait_for_hits(
+    engine: process.Engine, servers: list[process.Server], tokens: list[int], expected: dict[str, Any]
+) -> None:
+    """Until the engine is served by both servers again; whatever it puts out meanwhile has to be right."""
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        engine.reset_prefix_cache()
+        result = run(engine, tokens)
+        assert result["token_ids"] == expected["token_ids"]
+        if result == expected:
+            return
+        settle(servers)
+        time.sleep(0.1)
+    pytest.fail("the engine did not use the restarted server within 60 s")
+
+
+def errors_of_kvasir(log: pathlib.Path) -> str:
+    """The log lines of the connector at level error, with what follows of their tracebacks."""
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join(line for line in lines if "ERROR" in line and ("Kvasir" in line or "notes.py" in line))
+
+
+@pytest.mark.parametrize("during", [False, True], ids=["before-its-part", "while-it-copies"])
+def test_a_rank_that_dies_leaves_no_half_record(bench: Bench, during: bool) -> None:
+    model, server = small("qwen3"), bench.server()
+    witness = bench.place / "witness.json"
+    fault = {"rank": 1, "witness": str(witness), "during": during}
+    engine = bench.engine(model, server, settings=TWO, store_fault=fault)
+    tokens = demo.prompt(1, PROMPT_TOKENS)
+    with pytest.raises(process.HarnessError):
+        run(engine, tokens)  # an engine that loses a worker ends
+    engine.kill()
+    if not during:
+        assert json.loads(witness.read_text())["partials"] > 0, "no part of the other rank was there yet"
+
+    deadline = time.monotonic() + SETTLE_S
+    while (status := server.status())["clients"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    check_books(status)
+    assert status["clients"] == []
+    if not during:
+        assert (status["objects"], status["counters"]["ended_partials"] > 0) == (0, True)
+
+    # What the dead engine left is no obstacle to the next one.
+    engine = bench.engine(model, server, settings=TWO)
+    run(engine, tokens)
+    own = run(engine, tokens)
+    server.settle()
+    engine.reset_prefix_cache()
+    assert run(engine, tokens) == own
+    check_books(server.status())
