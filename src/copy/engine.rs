@@ -7,11 +7,12 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::iter;
 use std::ops::Range;
 use std::ptr;
 
 #[cfg(target_arch = "x86_64")]
-use super::stream::Weave;
+use super::stream::{self, Fetch, Weave};
 use super::{CopyError, CopyPlan, HostMemory, Piece, Side, Span, plan};
 
 /// How payload bytes are moved.
@@ -109,16 +110,18 @@ impl CopyEngine {
         });
         // SAFETY: `check` has passed, so all pieces are valid for their lengths, and read and written bytes are
         // disjoint.
-        unsafe { self.run(pieces) };
+        unsafe { self.run(pieces, iter::empty()) };
         Ok(plan.bytes())
     }
 
-    /// Writes ranges of private memory to places in regions `dst`, in the same way. On an error nothing has been written.
-    pub(super) fn write(
+    /// Writes ranges of private memory to places in regions `dst`, in the same way, and meanwhile fetches into the caches
+    /// what will be read `next`: runs of regions, whose length is a hint only. On an error nothing has been written.
+    pub(super) fn write<'a>(
         &self,
         from: &[u8],
         pieces: &[(Range<usize>, Span)],
         dst: &[HostMemory],
+        next: impl Iterator<Item = (&'a HostMemory, u64, usize)>,
     ) -> Result<(), CopyError> {
         for (index, (range, to)) in pieces.iter().enumerate() {
             let region = plan::region(dst, Side::Destination, index, *to)?;
@@ -134,23 +137,31 @@ impl CopyEngine {
                 len: bytes.len(),
             }
         });
+        let next = next.map(|(region, offset, len)| {
+            let start = region.base().as_ptr().cast_const().wrapping_add(offset as usize);
+            (start, len)
+        });
         // SAFETY: sources are slices, destinations were just checked, and `from` is ordinary memory that no region
         // may overlap while it is borrowed (contract of `HostMemory::new`).
-        unsafe { self.run(pieces) };
+        unsafe { self.run(pieces, next) };
         Ok(())
     }
 
-    /// Moves pieces and orders the stores before what follows.
+    /// Moves pieces and orders the stores before what follows. Meanwhile what will be read next comes nearer.
     ///
     /// # Safety
     ///
     /// Every piece is valid for reads of `len` bytes at `src` and for writes at `dst`, and no byte of any `src` is a
     /// byte of any `dst`.
-    unsafe fn run(&self, pieces: impl Iterator<Item = Resolved>) {
+    unsafe fn run(
+        &self,
+        pieces: impl Iterator<Item = Resolved>,
+        next: impl Iterator<Item = (*const u8, usize)>,
+    ) {
         match self.mover {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this mover exists only where AVX2 was found; the rest is the caller's contract.
-            Mover::Avx2(weave) => unsafe { super::stream::copy(weave, pieces) },
+            Mover::Avx2(weave) => unsafe { stream::copy(weave, pieces, &mut Fetch::new(next)) },
             Mover::Portable => {
                 for Resolved { src, dst, len } in pieces {
                     // SAFETY: the caller's contract.

@@ -1,7 +1,8 @@
 //! Copies whose bytes are summed on their way. No unsafe here.
 //!
 //! Every byte is read once, into a stage that stays in the core's own caches, summed there and written on from there. So
-//! a sum is of exactly the bytes that arrived, whoever else writes the source meanwhile.
+//! a sum is of exactly the bytes that arrived, whoever else writes the source meanwhile. While one stage is written, the
+//! bytes of the next are fetched, for reading and writing memory in turns would leave half of its speed unused.
 
 use std::hash::Hasher;
 use std::ops::Range;
@@ -94,42 +95,54 @@ impl Checksum {
     }
 }
 
-/// Bytes on their way, and where they go.
-struct Stage<'a> {
-    engine: &'a CopyEngine,
-    dst: &'a [HostMemory],
-    bytes: Vec<u8>,
-    filled: usize,
-    out: Vec<(Range<usize>, Span)>,
+/// As much of a piece as fits in the stage with what comes before it.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    src: Span,
+    dst: Option<Span>,
+    len: usize,
+    /// Its part ends here.
+    last: bool,
 }
 
-impl Stage<'_> {
-    /// Reads a piece, passing on whatever fills up.
-    fn take(&mut self, piece: &SummedPiece, src: &HostMemory, sum: &mut Checksum) -> Result<(), CopyError> {
-        let mut done = 0;
-        while done < piece.len {
-            let len = (piece.len - done).min((STAGE_BYTES - self.filled) as u64) as usize;
-            let here = self.filled..self.filled + len;
-            src.read(piece.src.offset + done, &mut self.bytes[here.clone()])?;
-            if let Some(dst) = piece.dst {
-                self.out.push((here, Span::new(dst.region, dst.offset + done)));
-            }
-            self.filled += len;
-            done += len as u64;
-            if self.filled == STAGE_BYTES {
-                self.pass_on(sum)?;
+/// The pieces of a plan, cut so that the runs between the returned places fill the stage.
+fn cut(plan: &SummedPlan) -> (Vec<Cut>, Vec<usize>) {
+    let (mut cuts, mut fills) = (Vec::with_capacity(plan.pieces.len()), Vec::new());
+    let (mut filled, mut first) = (0, 0);
+    for &end in &plan.ends {
+        for piece in &plan.pieces[first..end] {
+            let mut done = 0;
+            while done < piece.len {
+                let len = (piece.len - done).min((STAGE_BYTES - filled) as u64);
+                let at = |span: Span| Span::new(span.region, span.offset + done);
+                cuts.push(Cut {
+                    src: at(piece.src),
+                    dst: piece.dst.map(at),
+                    len: len as usize,
+                    last: false,
+                });
+                done += len;
+                filled += len as usize;
+                if filled == STAGE_BYTES {
+                    fills.push(cuts.len());
+                    filled = 0;
+                }
             }
         }
-        Ok(())
+        match cuts.last_mut() {
+            Some(cut) if end > first => cut.last = true,
+            // A part without bytes has a sum too.
+            _ => cuts.push(Cut {
+                src: Span::new(0, 0),
+                dst: None,
+                len: 0,
+                last: true,
+            }),
+        }
+        first = end;
     }
-
-    fn pass_on(&mut self, sum: &mut Checksum) -> Result<(), CopyError> {
-        sum.update(&self.bytes[..self.filled]);
-        self.engine.write(&self.bytes, &self.out, self.dst)?;
-        self.out.clear();
-        self.filled = 0;
-        Ok(())
-    }
+    fills.push(cuts.len());
+    (cuts, fills)
 }
 
 impl CopyEngine {
@@ -144,22 +157,30 @@ impl CopyEngine {
         dst: &[HostMemory],
     ) -> Result<Vec<u64>, CopyError> {
         plan.check(src, dst)?;
-        let mut stage = Stage {
-            engine: self,
-            dst,
-            bytes: vec![0; STAGE_BYTES],
-            filled: 0,
-            out: Vec::new(),
-        };
+        let (cuts, fills) = cut(plan);
+        let mut stage = vec![0; STAGE_BYTES];
+        let mut out: Vec<(Range<usize>, Span)> = Vec::new();
         let mut sums = Vec::with_capacity(plan.ends.len());
-        let mut first = 0;
-        for &end in &plan.ends {
-            let mut sum = Checksum::new();
-            for piece in &plan.pieces[first..end] {
-                stage.take(piece, &src[usize::from(piece.src.region)], &mut sum)?;
+        let (mut sum, mut first) = (Checksum::new(), 0);
+        for (number, &end) in fills.iter().enumerate() {
+            let mut filled = 0;
+            out.clear();
+            for cut in &cuts[first..end] {
+                let here = filled..filled + cut.len;
+                if cut.len > 0 {
+                    src[usize::from(cut.src.region)].read(cut.src.offset, &mut stage[here.clone()])?;
+                }
+                sum.update(&stage[here.clone()]);
+                if cut.last {
+                    sums.push(std::mem::take(&mut sum).value());
+                }
+                filled = here.end;
+                out.extend(cut.dst.map(|dst| (here, dst)));
             }
-            stage.pass_on(&mut sum)?;
-            sums.push(sum.value());
+            let next = fills.get(number + 1).map_or(&[][..], |&next| &cuts[end..next]);
+            let next = next.iter().filter(|cut| cut.len > 0);
+            let next = next.map(|cut| (&src[usize::from(cut.src.region)], cut.src.offset, cut.len));
+            self.write(&stage, &out, dst, next)?;
             first = end;
         }
         Ok(sums)
