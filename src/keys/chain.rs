@@ -4,6 +4,7 @@ use std::fmt;
 
 use blake3::hazmat::{ContextKey, HasherExt, hash_derive_key_context};
 
+use super::buffers;
 use super::leaves::hash_leaves;
 use super::{ChunkKey, Extras, KeyError};
 
@@ -49,6 +50,9 @@ impl KeyChain {
 
     /// Appends tokens and computes the keys of the chunks that they complete.
     pub fn extend(&mut self, tokens: &[u32]) {
+        if self.token_bytes.capacity() == 0 {
+            self.token_bytes = buffers::take(tokens.len() * TOKEN_BYTES);
+        }
         self.token_bytes.reserve(tokens.len() * TOKEN_BYTES);
         self.token_bytes
             .extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
@@ -179,6 +183,12 @@ impl KeyChain {
 }
 
 /// Tokens are the user's text: only counts are printed.
+impl Drop for KeyChain {
+    fn drop(&mut self) {
+        buffers::give(std::mem::take(&mut self.token_bytes));
+    }
+}
+
 impl fmt::Debug for KeyChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyChain")

@@ -17,6 +17,7 @@
 //! Pure functions, with one exception: [`weights_identity`] reads the files of a model. Imports nothing
 //! of this crate.
 
+mod buffers;
 mod chain;
 mod domain;
 mod extras;
