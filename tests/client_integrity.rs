@@ -98,6 +98,16 @@ fn one_flipped_bit_is_a_failed_load_and_the_object_is_gone() {
     let load = load_chunk(&chain, 2, four(40));
     assert_eq!(reader.client.load(9, 0, &[load]).unwrap(), [true]);
     assert_eq!(reader.block(0, 0, 40), writer.block(0, 0, 9));
+
+    // What a client has reported stays in the sums when it goes.
+    drop(reader);
+    eventually("the reader to be gone", || {
+        place.status()["clients"].as_array().unwrap().len() == 2
+    });
+    let reported = &place.status()["reported"];
+    let counts = (&reported["loads"], &reported["failed_loads"], &reported["corrupt_loads"]);
+    assert_eq!(counts, (&1.into(), &1.into(), &1.into()));
+    assert_eq!(reported["stores"], 6);
 }
 
 fn stored_again(engine: &Engine, chain: &KeyChain) -> Vec<kvasir::client::StoreOutcome> {

@@ -275,6 +275,7 @@ fn the_status_document_has_its_documented_shape() {
             "partials",
             "domains",
             "counters",
+            "reported",
             "connections",
             "clients",
         ])

@@ -414,6 +414,26 @@ pub struct ClientCounters {
     pub corrupt_loads: u64,
 }
 
+impl ClientCounters {
+    /// Adds another client's. A lie of one is not to become a panic here, so sums end at the largest number.
+    pub(super) fn add(&mut self, other: &Self) {
+        let pairs = [
+            (&mut self.loads, other.loads),
+            (&mut self.loaded_bytes, other.loaded_bytes),
+            (&mut self.failed_loads, other.failed_loads),
+            (&mut self.stale_loads, other.stale_loads),
+            (&mut self.stores, other.stores),
+            (&mut self.stored_bytes, other.stored_bytes),
+            (&mut self.dropped_stores, other.dropped_stores),
+            (&mut self.degraded_seconds, other.degraded_seconds),
+            (&mut self.corrupt_loads, other.corrupt_loads),
+        ];
+        for (sum, more) in pairs {
+            *sum = sum.saturating_add(more);
+        }
+    }
+}
+
 /// The state of the core.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CoreStatus {
@@ -431,4 +451,6 @@ pub struct CoreStatus {
     pub counters: Counters,
     /// All clients.
     pub clients: Vec<ClientStatus>,
+    /// What all clients report of themselves, those that have gone included.
+    pub reported: ClientCounters,
 }

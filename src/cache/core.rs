@@ -64,6 +64,8 @@ pub struct Core {
     pub(super) publications: u64,
     pub(super) prefault_ended: bool,
     pub(super) pinned_percent: u32,
+    /// What clients that have gone reported of themselves.
+    pub(super) departed: ClientCounters,
     max_clients: usize,
 }
 
@@ -104,6 +106,7 @@ impl Core {
             publications: 0,
             prefault_ended: false,
             pinned_percent: config.max_pinned_percent_per_client,
+            departed: ClientCounters::default(),
             max_clients: config.max_clients,
             pool,
         })
@@ -220,6 +223,7 @@ impl Core {
         self.unregister(client)?;
         let credit = self.client_mut(client)?.credit.take_all();
         let freed = self.pool.free_granted(&credit);
+        self.departed.add(&self.slabs.counters(client.slab));
         // Whatever that said, nothing of the credit is left to ask for again.
         self.slabs.close(client.slab);
         self.clients[usize::from(client.slab)] = None;

@@ -21,6 +21,14 @@ impl Core {
         let more = slabs.into_iter().map(|record| self.records.get(record));
         let more = more.filter(|r| r.pins == 0).map(|r| u64::from(r.frames));
         pool.pinned += more.sum::<u64>() * FRAME_BYTES;
+        let clients: Vec<ClientStatus> = self
+            .clients
+            .iter()
+            .flatten()
+            .map(|c| self.client_status(c))
+            .collect();
+        let mut reported = self.departed;
+        clients.iter().for_each(|client| reported.add(&client.reported));
         CoreStatus {
             pool,
             objects: self.records.live(),
@@ -28,12 +36,8 @@ impl Core {
             partials: self.partials.len() as u64,
             domains: self.registry.len() as u64,
             counters,
-            clients: self
-                .clients
-                .iter()
-                .flatten()
-                .map(|c| self.client_status(c))
-                .collect(),
+            clients,
+            reported,
         }
     }
 

@@ -94,6 +94,7 @@ pub(super) fn document(server: &Server, asking: u64) -> Value {
         "partials": status.partials,
         "domains": status.domains,
         "counters": counters(&status),
+        "reported": reported(&status.reported),
         "connections": server.connections(),
         "clients": clients(server, &status, asking),
     })
