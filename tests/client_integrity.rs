@@ -105,7 +105,11 @@ fn one_flipped_bit_is_a_failed_load_and_the_object_is_gone() {
         place.status()["clients"].as_array().unwrap().len() == 2
     });
     let reported = &place.status()["reported"];
-    let counts = (&reported["loads"], &reported["failed_loads"], &reported["corrupt_loads"]);
+    let counts = (
+        &reported["loads"],
+        &reported["failed_loads"],
+        &reported["corrupt_loads"],
+    );
     assert_eq!(counts, (&1.into(), &1.into(), &1.into()));
     assert_eq!(reported["stores"], 6);
 }
