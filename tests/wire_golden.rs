@@ -166,7 +166,19 @@ fn requests() -> Vec<(&'static str, Request)> {
                 binding_domain: Some(*key(7).as_bytes()),
             }),
         ),
+        (
+            "discard",
+            Request::Discard {
+                domain_seed: key(0),
+                objects: vec![(id(1, 2), 2 << 44 | 1)],
+            },
+        ),
     ]
+}
+
+fn named(name: &str) -> Request {
+    let mut all = requests().into_iter();
+    all.find(|(found, _)| *found == name).unwrap().1
 }
 
 fn replies() -> Vec<(&'static str, Reply)> {
@@ -362,7 +374,7 @@ fn values_that_no_peer_may_send_have_a_typed_error() {
     );
 
     let mut frame = Encoder::new()
-        .request(42, &requests().pop().unwrap().1)
+        .request(42, &named("negotiate_domain"))
         .unwrap()
         .to_vec();
     let length = frame.windows(5).position(|w| w == [32, 0, 0, 0, 7]).unwrap();

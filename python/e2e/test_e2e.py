@@ -25,9 +25,11 @@ RECONNECT_S = 60.0
 QWEN3 = dataclasses.replace(models.find("qwen3"), prompts=2, prompt_tokens=PROMPT_TOKENS)
 
 # One model of each family that the connector serves, in engines that run in one process: full attention, sliding
-# windows of two kinds, chunked-local, latent attention with both kernels, gated delta, short convolution, Mamba-2.
+# windows of two kinds and alone, chunked-local, latent attention with both kernels, gated delta, short convolution,
+# Mamba-2 with attention and alone.
 FAMILIES = (
     "llama",
+    "mistral",
     "gemma3",
     "gpt-oss",
     "llama4",
@@ -36,6 +38,7 @@ FAMILIES = (
     "qwen3-next",
     "lfm2",
     "falcon-h1",
+    "mamba2",
 )
 
 

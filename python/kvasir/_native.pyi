@@ -262,9 +262,13 @@ class Client:
     def status_json(self) -> str:
         """The document of `kvasir status --json`. Raises KvasirError "Unavailable" when the server is away."""
 
+    def count_failed_loads(self, loads: int) -> None:
+        """Counts loads that were given up before any object was named, beside those that `load` counts itself."""
+
     def stats(self) -> dict[str, int]:
         """This client's counters: lookups, lookup_misses_degraded, loads, loaded_bytes, failed_loads, stale_loads, corrupt_loads,
-        stores, stored_bytes, dropped_stores, reconnects, degraded_ms, credit_bytes."""
+        stores, stored_bytes, dropped_stores, reconnects, degraded_ms, credit_bytes,
+        populated_bytes and unpopulated_bytes (granted space whose pages were, or were not, mapped ahead of stores)."""
 
     def close(self) -> None:
         """Ends the background thread and the connection. Later calls behave as if the server were away."""

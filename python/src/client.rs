@@ -265,6 +265,10 @@ impl Client {
         detached(py, || self.client.status())
     }
 
+    fn count_failed_loads(&self, loads: u64) {
+        self.client.count_failed_loads(loads);
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = detached(py, || Ok(self.client.stats()))?;
         let dict = PyDict::new(py);
@@ -282,6 +286,8 @@ impl Client {
             ("reconnects", stats.reconnects),
             ("degraded_ms", stats.degraded_ms),
             ("credit_bytes", stats.credit_bytes),
+            ("populated_bytes", stats.populated_bytes),
+            ("unpopulated_bytes", stats.unpopulated_bytes),
         ] {
             dict.set_item(name, value)?;
         }

@@ -337,3 +337,14 @@ def test_the_order_of_servers_belongs_to_the_shape() -> None:
 
     shapes = [identity.parallel_shape(Parallel, sockets) for sockets in (["/a"], ["/a", "/b"], ["/b", "/a"], ["/c"])]
     assert len(set(shapes)) == 3 and shapes[0] == shapes[3] == identity.parallel_shape(Parallel)
+
+
+def test_how_tokens_are_dealt_to_context_parallel_ranks_belongs_to_the_shape() -> None:
+    class Parallel:
+        tensor_parallel_size, pipeline_parallel_size, decode_context_parallel_size = 2, 1, 2
+        cp_kv_cache_interleave_size = 1
+
+    class Dealt(Parallel):
+        cp_kv_cache_interleave_size = 16
+
+    assert identity.parallel_shape(Parallel) != identity.parallel_shape(Dealt)

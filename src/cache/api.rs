@@ -356,7 +356,7 @@ pub struct Counters {
     pub stored_objects: u64,
     /// Bytes of their parts.
     pub stored_bytes: u64,
-    /// Objects that lost their place to others, or to `clear`.
+    /// Objects that lost their place to others, to `clear` or by being discarded.
     pub evicted_objects: u64,
     /// Objects that a reader found to hold other bytes than were stored.
     pub discarded_objects: u64,

@@ -2,6 +2,8 @@
 //!
 //! May import everything of this module.
 
+use std::collections::{HashMap, HashSet};
+
 use super::api::{ClientId, ObjectId};
 use super::core::Core;
 use super::error::CoreError;
@@ -10,7 +12,8 @@ use crate::pool::RecordState;
 
 impl Core {
     /// Takes objects out of the index, and with each all that hangs under it: nothing below it can be reached without
-    /// it. Their space is free once nobody reads them. Objects that are not there are left alone.
+    /// it. Their space is free once nobody reads them. An object that is not there any more, or was stored anew since it
+    /// was read, is left alone.
     ///
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::NotRegistered`], [`CoreError::UnknownClient`].
@@ -18,47 +21,60 @@ impl Core {
         &mut self,
         client: ClientId,
         domain_seed: ChunkKey,
-        ids: &[ObjectId],
+        objects: &[(ObjectId, u64)],
     ) -> Result<(), CoreError> {
         self.require_chunk_size()?;
         self.client(client)?;
         let (domain, _) = self.registry.find(&domain_seed)?;
-        for id in ids {
-            if let Some((record, _)) = self.live(domain, id) {
-                self.discard_tree(record)?;
-                self.counters.discarded_objects += 1;
+        let mut roots = HashSet::new();
+        for (id, incarnation) in objects {
+            let found = self.index.reader().lookup(id);
+            let found = found.filter(|view| view.incarnation == *incarnation);
+            if let Some(view) = found.filter(|view| self.records.get(view.record).domain == domain) {
+                roots.insert(view.record);
             }
         }
-        Ok(())
-    }
-
-    fn discard_tree(&mut self, root: u32) -> Result<(), CoreError> {
-        // Rare, so the records are gone through instead of keeping lists of children. An incomplete object among them ends
-        // when its last part arrives and its parent is not live.
-        let mut depths: Vec<(u32, u32)> = Vec::new();
-        for (record, entry) in self.records.iter() {
-            if entry.state == RecordState::Live
-                && let Some(depth) = self.depth_under(root, record)
-            {
-                depths.push((depth, record));
-            }
+        if roots.is_empty() {
+            return Ok(());
         }
-        depths.sort_unstable_by(|a, b| b.cmp(a));
-        let mut condemned = Vec::with_capacity(depths.len());
-        for (_, record) in depths {
+        let mut condemned = Vec::new();
+        for record in self.trees(&roots) {
             condemned.push(self.condemn(record)?);
         }
         self.retire(condemned)?;
+        self.counters.discarded_objects += roots.len() as u64;
         Ok(())
     }
 
-    /// How far below `root` a record hangs; 0 for the root itself.
-    fn depth_under(&self, root: u32, record: u32) -> Option<u32> {
-        let (mut at, mut depth) = (record, 0);
-        while at != root {
-            at = self.records.get(at).parent?;
-            depth += 1;
+    /// The live records that are or hang under one of the roots, the deepest first.
+    ///
+    /// One pass over all records, which discards are rare enough for. An incomplete object among them ends when its last
+    /// part arrives and its parent is not live.
+    fn trees(&self, roots: &HashSet<u32>) -> Vec<u32> {
+        // Per record its depth, and whether it is in one of the trees.
+        let mut known: HashMap<u32, (u32, bool)> = HashMap::new();
+        let mut found = Vec::new();
+        let mut path = Vec::new();
+        for (record, entry) in self.records.iter() {
+            let mut at = Some(record);
+            while let Some(record) = at.filter(|record| !known.contains_key(record)) {
+                path.push(record);
+                at = self.records.get(record).parent;
+            }
+            let mut above = at.and_then(|at| known.get(&at).copied());
+            for record in path.drain(..).rev() {
+                let (depth, inside) = above.map_or((0, false), |(depth, inside)| (depth + 1, inside));
+                let own = (depth, inside || roots.contains(&record));
+                known.insert(record, own);
+                above = Some(own);
+            }
+            if let Some(&(depth, true)) = known.get(&record)
+                && entry.state == RecordState::Live
+            {
+                found.push((depth, record));
+            }
         }
-        Some(depth)
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        found.into_iter().map(|(_, record)| record).collect()
     }
 }

@@ -31,8 +31,9 @@ impl Core {
             return Ok(CommitOutcome::NoParent);
         }
         let slot = self.make_slot(&key.id)?;
-        let blocks = self.chains.take_many(blocks_for(body::encode(&parts).len()));
-        let (Some(slot), Some(blocks)) = (slot, blocks) else {
+        let needed = blocks_for(body::encode(&parts).len());
+        let found = slot.and_then(|slot| Some((slot, self.chains.take_many(needed)?)));
+        let Some((slot, blocks)) = found else {
             self.end_partial(key, Later::TurnedAway)?;
             self.counters.dropped_stores += 1;
             return Ok(CommitOutcome::Dropped);

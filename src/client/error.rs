@@ -62,7 +62,8 @@ pub enum ClientError {
     },
     /// Null blocks where an object cannot have them.
     #[error(
-        "item {item}: object group {group} would be stored with null blocks before token {held_from} of {tokens}; only          the object of a window may begin with null blocks, and it must end with others"
+        "item {item}: object group {group} would be stored with null blocks before token {held_from} of {tokens}; only \
+         the object of a window may begin with null blocks, and it must end with others"
     )]
     NullBlocks {
         /// Index of the item.

@@ -7,6 +7,7 @@ use super::layout::KvMemory;
 use super::populate::When;
 use super::recover;
 use super::state::Core;
+use super::stats::Stat;
 use super::tickets::Tickets;
 use super::wanted::Wanted;
 use super::{ClientConfig, ClientError, ClientStats};
@@ -234,6 +235,11 @@ impl Client {
             (Reply::Status { json }, _) => Ok(json),
             (reply, session) => Err(self.core.distrust(&session, &reply)),
         }
+    }
+
+    /// Counts loads that were given up before any object was named, beside those that [`Client::load`] counts itself.
+    pub fn count_failed_loads(&self, loads: u64) {
+        self.core.count(Stat::FailedLoads, loads);
     }
 
     /// What this client counted.

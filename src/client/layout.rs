@@ -69,13 +69,15 @@ impl ObjectGroupPages {
         }
     }
 
-    /// The first token of the first block that is not null; the largest number if there is none.
-    pub(super) fn first_wanted(&self, lists: &[Vec<i64>]) -> u64 {
-        let firsts = self.kv_groups.iter().zip(lists).filter_map(|(kv_group, list)| {
-            let at = list.iter().position(|block| *block != NULL_BLOCK)?;
-            Some((at as u64).saturating_mul(kv_group.tokens_per_block))
-        });
-        firsts.min().unwrap_or(u64::MAX)
+    /// Whether every block that is not null holds something in an object whose tokens before `held_from` are holes.
+    ///
+    /// That is the end of the longest hole of all KV cache groups, so the block that reaches beyond it is held, whatever its
+    /// own group's holes are.
+    pub(super) fn avoids_holes(&self, lists: &[Vec<i64>], held_from: u64) -> bool {
+        self.kv_groups.iter().zip(lists).all(|(kv_group, list)| {
+            let first = list.iter().position(|block| *block != NULL_BLOCK);
+            first.is_none_or(|at| (at as u64 + 1).saturating_mul(kv_group.tokens_per_block) > held_from)
+        })
     }
 
     /// The first token from which on no block is null.

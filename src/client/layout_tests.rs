@@ -144,7 +144,10 @@ fn scatter_writes_named_blocks_only() {
     let wanted = [vec![0, 7], vec![0, 9]];
     to.check_blocks(0, object, Holding::Tokens(16), &wanted, true)
         .unwrap();
-    assert_eq!(object.first_wanted(&wanted), 4);
+    // Holes of 4 tokens are the first block of the first group, and half of the first block of the second.
+    for (held_from, avoids) in [(0, true), (4, true), (7, true), (8, false), (16, false)] {
+        assert_eq!(object.avoids_holes(&wanted, held_from), avoids, "{held_from}");
+    }
     let mut plan = SummedPlan::new();
     let mut cursor = ExtentCursor::new(&extents, FRAME);
     to.scatter(&mut plan, object, Holding::Tokens(16), &wanted, &mut cursor);

@@ -36,14 +36,14 @@ impl Client {
         requests: &[LoadRequest],
     ) -> Result<Vec<bool>, ClientError> {
         self.core.check_process()?;
-        let loaded = self.load_what_is_right(session_label, part, requests);
+        let loaded = self.try_load(session_label, part, requests);
         if loaded.is_err() {
             self.core.count(Stat::FailedLoads, requests.len() as u64);
         }
         loaded
     }
 
-    fn load_what_is_right(
+    fn try_load(
         &self,
         session_label: u64,
         part: u16,
@@ -128,7 +128,7 @@ impl Client {
             && let Ok(mut link) = self.core.acquire(Some(&session), deadline)
         {
             if let Ok(loaded) = &loaded
-                && let Some(request) = discard(registered.seed, requests, loaded)
+                && let Some(request) = discard(registered.seed, requests, &found, loaded)
             {
                 link.post(&request, deadline);
             }
@@ -193,13 +193,18 @@ enum Loaded {
 }
 
 /// The request that takes corrupt objects out of the cache, so that they disappoint nobody else.
-fn discard(domain_seed: ChunkKey, requests: &[LoadRequest], loaded: &[Loaded]) -> Option<Request> {
-    let items = requests.iter().zip(loaded);
-    let ids: Vec<ObjectId> = items
+fn discard(
+    domain_seed: ChunkKey,
+    requests: &[LoadRequest],
+    found: &RetrieveReply,
+    loaded: &[Loaded],
+) -> Option<Request> {
+    let items = requests.iter().zip(&found.places).zip(loaded);
+    let objects: Vec<(ObjectId, u64)> = items
         .filter(|(_, loaded)| **loaded == Loaded::Corrupt)
-        .map(|(request, _)| request.id)
+        .map(|((request, place), _)| (request.id, place.incarnation))
         .collect();
-    (!ids.is_empty()).then_some(Request::Discard { domain_seed, ids })
+    (!objects.is_empty()).then_some(Request::Discard { domain_seed, objects })
 }
 
 /// Copies what is there with one plan.
@@ -259,5 +264,5 @@ fn is_usable(
         && place.bytes == bytes
         && room >= bytes
         && extents.iter().all(|extent| pool.holds(extent))
-        && object.first_wanted(&request.blocks) >= u64::from(place.held_from)
+        && object.avoids_holes(&request.blocks, place.held_from.into())
 }

@@ -7,13 +7,13 @@
 
 use std::ops::Range;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::shm::{Mapping, ReadWrite};
 use crate::sync::shared::{AtomicU64, Ordering};
 use crate::wire::Extent;
 
-/// Bytes asked for in one call, so that a connection that ends is not held for long.
+/// Bytes that the thread asks for in one call, so that a connection that ends is not held for long.
 const STEP: usize = 16 << 20;
 
 /// When the space will be written.
@@ -61,7 +61,7 @@ impl Populate {
     ) -> Self {
         let (later, asked) = mpsc::channel();
         let thread = std::thread::Builder::new().name("kvasir-populate".into());
-        let (of_thread, counted) = (Arc::clone(&mapping), Arc::clone(&counts));
+        let (of_thread, counted) = (Arc::downgrade(&mapping), Arc::clone(&counts));
         let started = thread.spawn(move || run(&of_thread, &asked, &counted));
         let asked = Asked {
             frames: vec![0; frames.div_ceil(64) as usize],
@@ -94,8 +94,11 @@ impl Populate {
                 asked.ask(frame);
             }
         }
+        let later = asked.later.clone();
+        // The kernel takes its time, and others may ask meanwhile.
+        drop(asked);
         for range in new {
-            let rest = match (when, &asked.later) {
+            let rest = match (when, &later) {
                 // Without a thread it waits for its first use.
                 (When::Later, Some(later)) => later.send(range).err().map(|error| error.0),
                 (When::Later, None) => Some(range),
@@ -127,24 +130,24 @@ impl Asked {
     }
 }
 
-/// The thread: until the connection has ended. Its share of the mapping may outlive the lock byte by a step, and does no
-/// harm by it: it writes nothing.
-fn run(mapping: &Mapping<ReadWrite>, asked: &Receiver<Range<usize>>, counts: &Populated) {
+/// The thread, until the connection has ended, whatever was asked for by then. Its share of the mapping may outlive the
+/// lock byte by a step, and does no harm by it: it writes nothing.
+fn run(mapping: &Weak<Mapping<ReadWrite>>, asked: &Receiver<Range<usize>>, counts: &Populated) {
     while let Ok(range) = asked.recv() {
-        populate(mapping, range, counts);
+        for start in range.clone().step_by(STEP) {
+            let Some(mapping) = mapping.upgrade() else { return };
+            populate(&mapping, start..range.end.min(start + STEP), counts);
+        }
     }
 }
 
 fn populate(mapping: &Mapping<ReadWrite>, range: Range<usize>, counts: &Populated) {
-    for start in range.clone().step_by(STEP) {
-        let step = start..range.end.min(start + STEP);
-        let bytes = step.len() as u64;
-        match mapping.populate(step) {
-            Ok(()) => counts.bytes.fetch_add(bytes, Ordering::Relaxed),
-            // An old kernel, or one that is short of memory: a fault will come by it, or fail as it would have.
-            Err(_) => counts.left_bytes.fetch_add(bytes, Ordering::Relaxed),
-        };
-    }
+    let bytes = range.len() as u64;
+    match mapping.populate(range) {
+        Ok(()) => counts.bytes.fetch_add(bytes, Ordering::Relaxed),
+        // An old kernel, or one that is short of memory: a fault will come by it, or fail as it would have.
+        Err(_) => counts.left_bytes.fetch_add(bytes, Ordering::Relaxed),
+    };
 }
 
 #[cfg(test)]

@@ -133,6 +133,6 @@ pub struct ClientStats {
     pub credit_bytes: u64,
     /// Granted pool space whose pages were entered into this process's page tables before a store.
     pub populated_bytes: u64,
-    /// Granted pool space for which the kernel refused that: stores take a fault for each of its pages.
+    /// Granted pool space for which that was not done: stores take a fault for each of its pages.
     pub unpopulated_bytes: u64,
 }

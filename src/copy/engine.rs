@@ -1,8 +1,9 @@
 //! Execution of checked plans.
 //!
-//! Unsafe is opened here. The invariant: [`CopyPlan::check`] has passed for these very regions, so every
-//! piece lies inside them, the destinations are writable, and no byte is both read and written. Regions
-//! are immutable handles borrowed for the whole call, so nothing can change between check and copy.
+//! Unsafe is opened here. The invariant: every piece has been checked against these very regions, by
+//! [`CopyPlan::check`] or, where the source is private memory, one by one; so it lies inside them, the destinations are
+//! writable, and no byte is both read and written. Regions are immutable handles borrowed for the whole call, so nothing can
+//! change between check and copy.
 
 #![allow(unsafe_code)]
 

@@ -80,7 +80,7 @@ impl<R: Runs> Fetch<R> {
     #[inline(always)]
     fn step(&mut self) {
         if self.left == 0 {
-            let Some((start, len)) = self.runs.next() else {
+            let Some((start, len)) = self.runs.find(|(_, len)| *len > 0) else {
                 return;
             };
             (self.next, self.left) = (start, len.div_ceil(LINE));

@@ -25,7 +25,8 @@ pub(super) fn take(bytes: usize) -> Vec<u8> {
     kept.flatten().unwrap_or_default()
 }
 
-/// Keeps a buffer that nobody needs any more.
+/// Keeps a buffer that nobody needs any more. Its tokens stay in this process's memory until they are overwritten, as
+/// they do in memory that goes back to the allocator.
 pub(super) fn give(mut buffer: Vec<u8>) {
     if !(BYTES_MIN..=BYTES_MAX).contains(&buffer.capacity()) {
         return;

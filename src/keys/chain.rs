@@ -182,13 +182,13 @@ impl KeyChain {
     }
 }
 
-/// Tokens are the user's text: only counts are printed.
 impl Drop for KeyChain {
     fn drop(&mut self) {
         buffers::give(std::mem::take(&mut self.token_bytes));
     }
 }
 
+/// Tokens are the user's text: only counts are printed.
 impl fmt::Debug for KeyChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyChain")

@@ -33,8 +33,8 @@ pub enum PoolError {
         /// The largest one.
         max: u64,
     },
-    /// Frames given back that were free already, or that the pool does not have.
-    #[error("internal error: extent {}+{} was freed twice or is outside the pool; please report it", .0.frame, .0.count)]
+    /// Frames given back that were not held as the caller says, or that the pool does not have.
+    #[error("internal error: extent {}+{} was not held by who frees it, or is outside the pool; please report it", .0.frame, .0.count)]
     DoubleFree(Extent),
     /// An invariant of the books does not hold.
     #[error("internal error: {what} ({a}, {b}); please report it")]

@@ -190,7 +190,13 @@ impl Pool {
         if !extent.is_within(self.frames) {
             return Err(PoolError::DoubleFree(extent));
         }
-        let held = |frame: &u32| !matches!(self.directory.owner(*frame), Ok(Owner::Free));
+        let held = |frame: &u32| match self.directory.owner(*frame) {
+            Ok(Owner::Granted { .. }) => from == Class::Granted,
+            // A record's frames are granted while it is incomplete, and used from then on.
+            Ok(Owner::Record(_)) => matches!(from, Class::Granted | Class::Used),
+            // Free already, held back for somebody, or a word that cannot be read: not the caller's to free.
+            Ok(Owner::Free | Owner::Quarantined { .. }) | Err(_) => false,
+        };
         let held: Vec<Extent> = if extent.frames().all(|frame| held(&frame)) {
             vec![extent]
         } else {

@@ -61,6 +61,13 @@ pub(super) fn object_ids(ids: &[wire::ObjectId]) -> Vec<cache::ObjectId> {
     ids.iter().map(object_id).collect()
 }
 
+pub(super) fn objects_read(objects: &[(wire::ObjectId, u64)]) -> Vec<(cache::ObjectId, u64)> {
+    objects
+        .iter()
+        .map(|(id, incarnation)| (object_id(id), *incarnation))
+        .collect()
+}
+
 pub(super) fn tails(tails: &[wire::TailKey]) -> Vec<cache::Tail> {
     let tail = |tail: &wire::TailKey| cache::Tail {
         key: tail.key,

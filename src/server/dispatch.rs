@@ -203,11 +203,11 @@ fn handle(server: &Server, session: &mut Session, request: Request) -> Result<Re
             server.core().clear().map_err(|e| e.to_wire())?;
             Ok(Reply::Ack)
         }
-        Request::Discard { domain_seed, ids } => {
+        Request::Discard { domain_seed, objects } => {
             require_bound(server, session)?;
-            let ids = convert::object_ids(&ids);
+            let objects = convert::objects_read(&objects);
             ack(with_client(server, session, |core, client| {
-                core.discard(client, domain_seed, &ids)
+                core.discard(client, domain_seed, &objects)
             }))
         }
         Request::Status => Ok(Reply::Status {

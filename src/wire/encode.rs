@@ -138,11 +138,13 @@ fn request_body(b: &mut Builder, request: &Request) -> (fb::RequestBody, WIPOffs
             Body::Clear,
             fb::Clear::create(b, &fb::ClearArgs {}).as_union_value(),
         ),
-        Request::Discard { domain_seed, ids } => {
-            let ids = b.create_vector_from_iter(ids.iter().map(object_id));
+        Request::Discard { domain_seed, objects } => {
+            let objects = objects.iter();
+            let objects = objects.map(|(id, incarnation)| fb::ObjectRead::new(&object_id(id), *incarnation));
+            let objects = b.create_vector_from_iter(objects);
             let args = fb::DiscardArgs {
                 domain_seed: Some(&hash(domain_seed)),
-                ids: Some(ids),
+                objects: Some(objects),
             };
             (Body::Discard, fb::Discard::create(b, &args).as_union_value())
         }

@@ -2915,6 +2915,120 @@ pub mod kvasir {
             }
         }
 
+        /// An object as a reader found it: another publication of the same is not meant.
+        // struct ObjectRead, aligned to 8
+        #[repr(transparent)]
+        #[derive(Clone, Copy, PartialEq)]
+        pub struct ObjectRead(pub [u8; 48]);
+        impl Default for ObjectRead {
+            fn default() -> Self {
+                Self([0; 48])
+            }
+        }
+        impl ::core::fmt::Debug for ObjectRead {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+                f.debug_struct("ObjectRead")
+                    .field("id", &self.id())
+                    .field("incarnation", &self.incarnation())
+                    .finish()
+            }
+        }
+
+        impl ::flatbuffers::SimpleToVerifyInSlice for ObjectRead {}
+        impl<'a> ::flatbuffers::Follow<'a> for ObjectRead {
+            type Inner = &'a ObjectRead;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                unsafe { <&'a ObjectRead>::follow(buf, loc) }
+            }
+        }
+        impl<'a> ::flatbuffers::Follow<'a> for &'a ObjectRead {
+            type Inner = &'a ObjectRead;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                unsafe { ::flatbuffers::follow_cast_ref::<ObjectRead>(buf, loc) }
+            }
+        }
+        impl<'b> ::flatbuffers::Push for ObjectRead {
+            type Output = ObjectRead;
+            #[inline]
+            unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+                let src = unsafe {
+                    ::core::slice::from_raw_parts(
+                        self as *const ObjectRead as *const u8,
+                        <Self as ::flatbuffers::Push>::size(),
+                    )
+                };
+                dst.copy_from_slice(src);
+            }
+            #[inline]
+            fn alignment() -> ::flatbuffers::PushAlignment {
+                ::flatbuffers::PushAlignment::new(8)
+            }
+        }
+
+        impl<'a> ::flatbuffers::Verifiable for ObjectRead {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.in_buffer::<Self>(pos)
+            }
+        }
+
+        impl<'a> ObjectRead {
+            #[allow(clippy::too_many_arguments)]
+            pub fn new(id: &ObjectId, incarnation: u64) -> Self {
+                let mut s = Self([0; 48]);
+                s.set_id(id);
+                s.set_incarnation(incarnation);
+                s
+            }
+
+            pub fn id(&self) -> &ObjectId {
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid struct in this slot
+                unsafe { &*(self.0[0..].as_ptr() as *const ObjectId) }
+            }
+
+            #[allow(clippy::identity_op)]
+            pub fn set_id(&mut self, x: &ObjectId) {
+                self.0[0..0 + 34].copy_from_slice(&x.0)
+            }
+
+            pub fn incarnation(&self) -> u64 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[40..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_incarnation(&mut self, x: u64) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[40..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+        }
+
         pub enum HelloOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
@@ -6393,7 +6507,7 @@ pub mod kvasir {
 
         impl<'a> Discard<'a> {
             pub const VT_DOMAIN_SEED: ::flatbuffers::VOffsetT = 4;
-            pub const VT_IDS: ::flatbuffers::VOffsetT = 6;
+            pub const VT_OBJECTS: ::flatbuffers::VOffsetT = 6;
 
             #[inline]
             pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -6405,8 +6519,8 @@ pub mod kvasir {
                 args: &'args DiscardArgs<'args>,
             ) -> ::flatbuffers::WIPOffset<Discard<'bldr>> {
                 let mut builder = DiscardBuilder::new(_fbb);
-                if let Some(x) = args.ids {
-                    builder.add_ids(x);
+                if let Some(x) = args.objects {
+                    builder.add_objects(x);
                 }
                 if let Some(x) = args.domain_seed {
                     builder.add_domain_seed(x);
@@ -6422,14 +6536,14 @@ pub mod kvasir {
                 unsafe { self._tab.get::<Hash32>(Discard::VT_DOMAIN_SEED, None) }
             }
             #[inline]
-            pub fn ids(&self) -> Option<::flatbuffers::Vector<'a, ObjectId>> {
+            pub fn objects(&self) -> Option<::flatbuffers::Vector<'a, ObjectRead>> {
                 // Safety:
                 // Created from valid Table for this object
                 // which contains a valid value in this slot
                 unsafe {
                     self._tab
-                        .get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ObjectId>>>(
-                            Discard::VT_IDS,
+                        .get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ObjectRead>>>(
+                            Discard::VT_OBJECTS,
                             None,
                         )
                 }
@@ -6444,9 +6558,9 @@ pub mod kvasir {
             ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
                 v.visit_table(pos)?
                     .visit_field::<Hash32>("domain_seed", Self::VT_DOMAIN_SEED, false)?
-                    .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ObjectId>>>(
-                        "ids",
-                        Self::VT_IDS,
+                    .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ObjectRead>>>(
+                        "objects",
+                        Self::VT_OBJECTS,
                         false,
                     )?
                     .finish();
@@ -6455,14 +6569,14 @@ pub mod kvasir {
         }
         pub struct DiscardArgs<'a> {
             pub domain_seed: Option<&'a Hash32>,
-            pub ids: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ObjectId>>>,
+            pub objects: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ObjectRead>>>,
         }
         impl<'a> Default for DiscardArgs<'a> {
             #[inline]
             fn default() -> Self {
                 DiscardArgs {
                     domain_seed: None,
-                    ids: None,
+                    objects: None,
                 }
             }
         }
@@ -6478,9 +6592,12 @@ pub mod kvasir {
                     .push_slot_always::<&Hash32>(Discard::VT_DOMAIN_SEED, domain_seed);
             }
             #[inline]
-            pub fn add_ids(&mut self, ids: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b, ObjectId>>) {
+            pub fn add_objects(
+                &mut self,
+                objects: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b, ObjectRead>>,
+            ) {
                 self.fbb_
-                    .push_slot_always::<::flatbuffers::WIPOffset<_>>(Discard::VT_IDS, ids);
+                    .push_slot_always::<::flatbuffers::WIPOffset<_>>(Discard::VT_OBJECTS, objects);
             }
             #[inline]
             pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> DiscardBuilder<'a, 'b, A> {
@@ -6501,7 +6618,7 @@ pub mod kvasir {
             fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
                 let mut ds = f.debug_struct("Discard");
                 ds.field("domain_seed", &self.domain_seed());
-                ds.field("ids", &self.ids());
+                ds.field("objects", &self.objects());
                 ds.finish()
             }
         }

@@ -52,8 +52,8 @@ pub enum Request {
     Discard {
         /// The domain.
         domain_seed: ChunkKey,
-        /// The objects.
-        ids: Vec<ObjectId>,
+        /// The objects, each with the incarnation that was read.
+        objects: Vec<(ObjectId, u64)>,
     },
     /// Asks for the status document.
     Status,

@@ -58,7 +58,7 @@ pub const MAX_HELLO_FRAME_BYTES: usize = 4 << 10;
 pub const MAX_FDS_PER_FRAME: usize = 6;
 /// The most chunk keys, and the most tail keys, of one lookup.
 pub const MAX_KEYS: usize = 32768;
-/// The most items of a commit, a retrieve or a release.
+/// The most items of a commit, a retrieve, a release or a discard.
 pub const MAX_ITEMS: usize = 16384;
 /// The most extents of one message.
 pub const MAX_EXTENTS: usize = 131_072;

@@ -154,6 +154,8 @@ def parallel_shape(parallel_config: Any, sockets: Sequence[str] = ()) -> str:
         "pp": parallel_config.pipeline_parallel_size,
         "dcp": parallel_config.decode_context_parallel_size,
         "pcp": getattr(parallel_config, "prefill_context_parallel_size", 1),
+        # Which tokens lie in which context-parallel rank's pages.
+        "interleave": getattr(parallel_config, "cp_kv_cache_interleave_size", 1),
     }
     if len(sockets) > 1:
         fields["servers"] = hashlib.blake2b("\0".join(sockets).encode(), digest_size=8).hexdigest()

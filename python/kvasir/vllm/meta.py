@@ -22,6 +22,8 @@ class Load:
     """Items per server, only where the servers do not all name the same objects."""
     broken: bool = False
     """The promise behind this load can no longer be kept: report the failure, copy nothing."""
+    withheld: bool = False
+    """Broken because its request has ended, which is no failure to count."""
     blocks: list[int] = dataclasses.field(default_factory=list)
     """All block ids that the engine believes will be filled; only kept where failures are reported by block."""
 

@@ -379,7 +379,7 @@ class SchedulerRole:
         for load in self._loads:
             if load.request_id == request_id:
                 # Reported all the same: until then the engine keeps the request's blocks.
-                load.broken = True
+                load.broken = load.withheld = True
 
     def _let_go(self, request_ids: Iterable[str]) -> None:
         """Releases the pins of loads that are over."""

@@ -129,9 +129,10 @@ class WorkerRole:
         layout, self._layout = self._layout, None
         try:
             self._register(layout, identity.with_epoch(self._domain, epoch))
-        except KvasirError as error:
-            if error.kind != "Unavailable":
-                # Without a layout nothing is loaded or stored any more, so nothing goes under the old weights' keys.
+        except Exception as error:
+            if not isinstance(error, KvasirError) or error.kind != "Unavailable":
+                # Without a layout nothing is loaded or stored any more, so nothing goes under the old weights' keys; and
+                # the loads of this step are still reported.
                 self._notes.failure("epoch", "registering for new weights", error)
                 return
         self._layout = layout
@@ -155,6 +156,8 @@ class WorkerRole:
         everything = set(load.blocks) or {block for item in items for part in item[3] for block in part}
         everything.discard(0)
         if load.broken or self._layout is None:
+            if not load.withheld:
+                self._client.count_failed_loads(max(len(items), 1))
             return everything or {-1}
         try:
             good = self._client.load(load.session, self._rank.part, items)
@@ -187,6 +190,7 @@ class WorkerRole:
             # A load of this step failed, and what was computed from its blocks is wrong until the engine computes it
             # again. Which requests share those blocks only the engine knows, so nothing of the step is stored.
             self._orphaned.update(stores.owners)
+            self._skip(stores)
             return
         part = self._rank.part
         items = [(key, parent, group, part, tokens, ids) for key, parent, group, tokens, ids in stores.items]
@@ -194,8 +198,20 @@ class WorkerRole:
             outcomes = self._client.store(items, stores.supersedes)
         except Exception as error:  # never into the engine: what was not stored is a later miss
             self._notes.failure("store", "storing", error)
+            self._skip(stores)
             return
         self._orphaned.update(owner for owner, outcome in zip(stores.owners, outcomes) if outcome == "no_parent")
+
+    def _skip(self, stores: Stores) -> None:
+        """Says that this rank's parts will not come, so that no object is made of parts of two computations."""
+        if self._rank.parts == 1:
+            return
+        part = self._rank.part
+        items = [(key, parent, group, part, tokens, []) for key, parent, group, tokens, _ in stores.items]
+        try:
+            self._client.store(items, [])
+        except Exception as error:  # the other ranks' parts go when space is needed
+            self._notes.failure("skip", "giving up a store", error)
 
     def take_report(self) -> StepReport | None:
         """What the scheduler role should hear about this step."""

@@ -222,9 +222,14 @@ impl World {
                 group,
             } => {
                 let (key, _) = chain(prompt, chunk);
-                let ids = [ObjectId { key, group }];
+                let object = ObjectId { key, group };
                 let (id, seed) = (self.peers[peer].id, self.rig.seed);
-                self.rig.core.discard(id, seed, &ids).unwrap();
+                let view = self.rig.core.index.reader().lookup(&object);
+                let read = view.map_or(77, |view| view.incarnation);
+                // What was stored anew since it was read stays.
+                self.rig.core.discard(id, seed, &[(object, read + 1)]).unwrap();
+                assert_eq!(self.rig.record(key, group).is_some(), view.is_some());
+                self.rig.core.discard(id, seed, &[(object, read)]).unwrap();
                 assert!(self.rig.record(key, group).is_none());
             }
             Op::Die { peer } => {

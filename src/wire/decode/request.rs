@@ -44,9 +44,11 @@ pub(super) fn body(root: &fb::Request<'_>) -> Decoded<Request> {
         Body::Clear => Ok(Request::Clear),
         Body::Discard => {
             let body = require("body", root.body_as_discard())?;
+            let objects = limited("objects", body.objects(), MAX_ITEMS)?;
+            let read = |row: &fb::ObjectRead| (object_id(row.id()), row.incarnation());
             Ok(Request::Discard {
                 domain_seed: key("domain_seed", body.domain_seed())?,
-                ids: object_ids("ids", body.ids())?,
+                objects: objects.map_or_else(Vec::new, |v| v.iter().map(read).collect()),
             })
         }
         Body::Status => Ok(Request::Status),

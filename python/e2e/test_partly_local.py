@@ -1,0 +1,43 @@
+"""A hit that continues what the engine's own prefix cache covers."""
+
+from __future__ import annotations
+
+import pytest
+
+import demo
+
+from conftest import Bench
+from kinds import APART, KINDS, PROMPT_TOKENS, patient, run, small
+
+FRONT_TOKENS = 700
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_hit_continues_the_engine_s_own(bench: Bench, name: str) -> None:
+    """Only what the engine lacks is loaded, exactly as it was computed, and the state of the hit's end with it."""
+    server = bench.server()
+    engine = bench.engine(small(name), server, connector=patient(server))
+    tokens = demo.prompt(1, PROMPT_TOKENS)
+    engine.step_order("ledger")
+    run(engine, tokens)
+    server.settle()
+    computed = engine.step_order("ledger")["computed"]
+    own = run(engine, tokens, **APART)
+
+    engine.reset_prefix_cache()
+    engine.step_order("ledger")
+    assert run(engine, tokens) == own
+    everything = engine.step_order("ledger")["loaded"]
+
+    engine.reset_prefix_cache()
+    assert run(engine, tokens[:FRONT_TOKENS], **APART)["cached_tokens"] == 0
+    engine.step_order("ledger")
+    continued = run(engine, tokens)
+    loaded = engine.step_order("ledger")["loaded"]
+    assert 0 < len(loaded) < len(everything)
+    assert all(digest in computed[block] for block, digest in loaded)
+    assert continued["cached_tokens"] == own["cached_tokens"]
+    assert continued["token_ids"] == own["token_ids"]
+    if name != "qwen3.5":
+        # Its front was computed anew in a shorter step, which rounds recurrent layers differently; attention not.
+        assert continued == own
