@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -337,3 +338,43 @@ def test_hooks_answer_whatever_they_are_told(server: Server, engines: Start, mod
     assert engine.changed(before) == {} and engine.reported == {}
     found = assert_nothing_held(server)
     assert found["objects"] == STORED[model]
+
+
+class FailingOnce:
+    """A worker's client whose first store raises, as for a fault that nobody has thought of."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._failed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def store(self, items: list[Any], supersedes: list[Any]) -> list[str]:
+        """The client's, but for the first call."""
+        if not self._failed:
+            self._failed = True
+            raise RuntimeError("a fault of the test")
+        return self._client.store(items, supersedes)
+
+
+def test_a_rank_that_cannot_store_leaves_no_part_of_the_others_waiting(
+    server: Server, engines: Start, spared: Spared
+) -> None:
+    """What the engine computes anew later must not be completed with what another rank has stored before."""
+    engine, request = engines(FULL_SPECS, ranks=2), Request("r", TOKENS)
+    worker = engine.ranks[1].connector._worker
+    assert worker is not None
+    worker._client = FailingOnce(worker._client)  # type: ignore[assignment]
+    engine.prefill(request)
+    assert spared.take("a fault of the test") == 1
+    found = status(server)
+    assert (found["objects"], found["partials"]) == (0, 0)
+    engine.finish(request)
+    assert_nothing_held(server)
+
+    again = Request("again", TOKENS)
+    engine.prefill(again)
+    engine.finish(again)
+    assert status(server)["objects"] == STORED["full"]
+    assert_nothing_held(server)

@@ -284,8 +284,7 @@ impl Storing<'_> {
                 next += 1;
             }
             if batch.items.is_empty() {
-                // Not even this one fits what the server gives.
-                self.give_up(pool, next, &checked[next])?;
+                // Not even this one fits what the server gives, for which it has ended other ranks' parts of it as well.
                 self.outcomes[next] = StoreOutcome::Dropped;
                 next += 1;
                 continue;
@@ -313,30 +312,6 @@ impl Storing<'_> {
             Err(ClientError::Refused(error)) if error.code == ErrorCode::LimitExceeded => Ok(()),
             Err(error) => Err(error),
         }
-    }
-
-    /// Tells the server that this rank's part of an object will not come, so that the other ranks' parts of it do not wait
-    /// for one, least of all for that of another computation.
-    fn give_up(&mut self, pool: &PoolSide, position: usize, item: &Checked<'_>) -> Result<(), ClientError> {
-        let request = item.request;
-        if !self.registered.has_other_parts(request.id.group) {
-            return Ok(());
-        }
-        let mut batch = Batch::default();
-        batch.items.push(StoreItem {
-            id: request.id,
-            parent: request.parent,
-            skipped: true,
-            part: request.part,
-            tokens: request.tokens,
-            held_from: 0,
-            bytes: 0,
-            checksum: 0,
-            first_extent: 0,
-            extent_count: 0,
-        });
-        batch.positions.push(position);
-        self.commit(pool, batch, 0)
     }
 
     /// Finds room for one item among the credit; false if there is none.

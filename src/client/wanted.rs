@@ -24,12 +24,6 @@ impl Registered {
                 what: "caches",
             })
     }
-
-    /// Whether other ranks hold other parts of a group's objects.
-    pub(super) fn has_other_parts(&self, group: u16) -> bool {
-        let mut groups = self.request.groups.iter();
-        groups.any(|object| object.group == group && object.parts > 1)
-    }
 }
 
 /// What is remembered.
