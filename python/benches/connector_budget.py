@@ -5,7 +5,7 @@
 The connector is the real one, called through the hooks that the engine calls, and its server is a real one in a
 process of its own. Everything in a hook counts: hashing, hand-over to the compiled module, sending, reading the
 answer, planning, releasing. Waiting for the server does not, since it costs the thread no CPU time. Only vLLM itself is
-a fake where it is not installed. Prints microseconds; nothing is asserted.
+a fake where it is not installed. Prints microseconds; no time is asserted.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ def arm_store_fault(rank: int, witness: str, during: bool) -> None:
     """Before the engine forks its workers: one of them will die by SIGKILL when it is to store for the first time.
 
     Either before it has stored anything, once the others' parts are there (`witness` gets the server's status of that
-    moment), or at some point of the copy.
+    moment), or at some moment of its store.
     """
     from kvasir.vllm.worker import WorkerRole
 

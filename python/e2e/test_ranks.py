@@ -133,7 +133,7 @@ def errors_of_kvasir(log: pathlib.Path) -> str:
     return "\n".join(line for line in lines if "ERROR" in line and ("Kvasir" in line or "notes.py" in line))
 
 
-@pytest.mark.parametrize("during", [False, True], ids=["before-its-part", "while-it-copies"])
+@pytest.mark.parametrize("during", [False, True], ids=["before-its-part", "while-it-stores"])
 def test_a_rank_that_dies_leaves_no_half_record(bench: Bench, during: bool) -> None:
     model, server = small("qwen3"), bench.server()
     witness = bench.place / "witness.json"
