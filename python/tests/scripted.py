@@ -7,19 +7,24 @@ bytes that follow from the prompt, the layer and the place. So what a load must 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import copy
 import dataclasses
+import functools
 import logging
 import pickle
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import fake_vllm  # noqa: F401  (before the connector)
 import fakes
+from kvasir.vllm import engine as engine_module
 from kvasir.vllm import geometry as geometries
 from kvasir.vllm.connector import KvasirConnector
 from kvasir.vllm.geometry import CHUNKED_LOCAL, FULL
@@ -83,28 +88,80 @@ class Output:
     bad_blocks: set[int]
 
 
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How an engine's workers split the model. Their number is a multiple of `pp`; the rest is tensor parallel."""
+
+    ranks: int = 1
+    pp: int = 1
+    dcp: int = 1
+    replicas: int = 1
+    """Tensor-parallel ranks that hold the same bytes."""
+
+    @property
+    def tp(self) -> int:
+        """Workers of a pipeline stage."""
+        return self.ranks // self.pp
+
+
+class Stages:
+    """A fake of the collective in which the workers of all pipeline stages tell each other their layouts."""
+
+    def __init__(self, ranks: Sequence[Rank], tp: int) -> None:
+        self._tp = tp
+        self._said: dict[int, Any] = {}
+        self._met = threading.Barrier(len(ranks), timeout=60)
+        self._ranks = ranks
+        self._own = threading.local()
+
+    def register(self) -> None:
+        """Registers all ranks, which wait for each other."""
+        with mock.patch.object(engine_module, "exchange", self._exchange):
+            with concurrent.futures.ThreadPoolExecutor(len(self._ranks)) as threads:
+                list(threads.map(self._register, range(len(self._ranks))))
+
+    def _register(self, number: int) -> None:
+        self._own.number = number
+        self._ranks[number].register()
+
+    def _exchange(self, own: Any) -> list[Any]:
+        self._said[self._own.number] = own
+        self._met.wait()
+        # Ranks of the same place in their stages make up a group.
+        return [self._said[number] for number in sorted(self._said) if (number - self._own.number) % self._tp == 0]
+
+
 class Engine:
-    """One engine with `ranks` tensor-parallel workers."""
+    """One engine and its workers."""
 
     def __init__(
-        self, socket: str, specs: Sequence[Any] = FULL_SPECS, name: str = "engine", ranks: int = 1,
-        odd: Sequence[Any] | None = None, **settings: Any,
+        self, socket: str | Sequence[str], specs: Sequence[Any] = FULL_SPECS, name: str = "engine", ranks: int = 1,
+        odd: Sequence[Any] | None = None, shape: Shape | None = None, **settings: Any,
     ) -> None:  # fmt: skip
-        """`odd`: what the last rank has in place of `specs`."""
+        """`odd`: what the last rank has in place of `specs`. `ranks`: tensor-parallel ones, short for a `shape`."""
+        shape = shape or Shape(ranks)
         extra = {
             "kvasir.socket": socket, "kvasir.weights_id": "w", "kvasir.lookup_wait": 20.0, "kvasir.deadline": 20.0,
             "kvasir.heartbeat_interval": 0.1, "kvasir.credit_bytes": 1 << 20,
         } | {f"kvasir.{key}": value for key, value in settings.items()}  # fmt: skip
-        self.kv_config = _kv_config(specs)
-        self.geometry = geometries.resolve(self.kv_config)
+        self.kv_config = _kv_config(specs, shape)
+        self.geometry = geometries.resolve(self.kv_config, shape.dcp)
         span = max(span for _, span in self.geometry.spans)
-        self.ranks = [Rank(_config(name, extra, span, ranks, rank), _kv_config(specs), rank) for rank in range(ranks)]
+        config = functools.partial(_config, name, extra, span, shape)
+        self.ranks = [
+            Rank(config(rank), _kv_config(specs, shape), rank, rank // shape.replicas) for rank in range(shape.ranks)
+        ]
         if odd is not None:
             self.ranks[-1].connector.shutdown()
-            self.ranks[-1] = Rank(_config(name, extra, span, ranks, ranks - 1), _kv_config(odd), ranks - 1)
-        for rank in self.ranks:
-            rank.register()
-        self.scheduler = KvasirConnector(_config(name, extra, span, ranks, 0), KVConnectorRole.SCHEDULER, self.kv_config)
+            last = shape.ranks - 1
+            self.ranks[-1] = Rank(config(last), _kv_config(odd, shape), last, last // shape.replicas)
+        if shape.pp > 1:
+            Stages(self.ranks, shape.tp).register()
+        else:
+            for rank in self.ranks:
+                rank.register()
+        self.scheduler = KvasirConnector(config(0), KVConnectorRole.SCHEDULER, self.kv_config)
+        self.shape = shape
         self.hand_over()
         self.tables: dict[str, list[list[int]]] = {}
         self.computed: dict[str, int] = {}
@@ -122,7 +179,7 @@ class Engine:
 
     def hand_over(self) -> None:
         """The workers' reports go to the scheduler."""
-        reports = {(0, rank.number): rank.connector.get_handshake_metadata() for rank in self.ranks}
+        reports = {divmod(rank.number, self.shape.tp): rank.connector.get_handshake_metadata() for rank in self.ranks}
         self.scheduler.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(reports)))
 
     def close(self) -> None:
@@ -331,9 +388,11 @@ class Engine:
         return True
 
 
-def _kv_config(specs: Sequence[Any]) -> Any:
+def _kv_config(specs: Sequence[Any], shape: Shape) -> Any:
     own = copy.deepcopy(specs)  # a test may change those of one engine
-    return fakes.kv_config(*own, layers=LAYERS, num_blocks=BLOCKS, kv_cache_layout="LBHNC")
+    config = fakes.kv_config(*own, layers=LAYERS, num_blocks=BLOCKS, kv_cache_layout="LBHNC")
+    config.kv_tp_replicas = shape.replicas
+    return config
 
 
 def _first_needed(kind: str, window: int, span: int, total: int) -> int:
@@ -347,14 +406,15 @@ def _first_needed(kind: str, window: int, span: int, total: int) -> int:
     return max(total - window + 1, 0) // span
 
 
-def _config(name: str, extra: Mapping[str, Any], block_size: int, ranks: int, rank: int) -> Any:
+def _config(name: str, extra: Mapping[str, Any], block_size: int, shape: Shape, rank: int) -> Any:
     space = types.SimpleNamespace
     return space(
         kv_transfer_config=space(
             kv_connector_extra_config=dict(extra), engine_id=name, kv_load_failure_policy="recompute"
         ),
         parallel_config=space(
-            rank=rank, tensor_parallel_size=ranks, pipeline_parallel_size=1, decode_context_parallel_size=1
+            rank=rank, tensor_parallel_size=shape.tp, pipeline_parallel_size=shape.pp,
+            decode_context_parallel_size=shape.dcp,
         ),
         cache_config=space(block_size=block_size, cache_dtype="auto"),
         model_config=space(model="test/model", dtype="torch.bfloat16", hf_config=space()),
