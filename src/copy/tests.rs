@@ -97,6 +97,18 @@ fn a_summed_copy_that_leaves_its_regions_moves_nothing() {
 }
 
 #[test]
+fn a_summed_copy_of_bytes_that_it_also_writes_is_refused_as_any_other() {
+    let memory = [region(&pattern(100, 1))];
+    let mut plan = SummedPlan::new();
+    plan.push(Span::new(0, 0), Some(Span::new(0, 5)), 10);
+    plan.end_part();
+    let engine = CopyEngine::detect();
+    let error = engine.execute_summed(&plan, &memory, &memory).unwrap_err();
+    assert_eq!(error, CopyError::Overlap { read: 0, write: 0 });
+    assert_eq!(engine.execute(&plan.unsummed(), &memory, &memory), Err(error));
+}
+
+#[test]
 fn the_checksum_is_xxh3_and_never_zero() {
     // From the reference implementation's own test vectors: XXH3-64 of nothing, seed 0.
     assert_eq!(Checksum::new().value(), 0x2D06_8005_38D3_94C2);
