@@ -43,6 +43,8 @@ BUDGET = {
     "32k tokens, asked again, hit": 40,
     "step with a hit not taken": 30,
 }
+LOAD_PLAN = "32k tokens, plan of a load"
+STORE_PLAN = "32k tokens, plan of its stores"
 SCALE = "for scale: sum() of 32k tokens"
 
 
@@ -157,6 +159,30 @@ def lookups(engine: Engine, first_number: int) -> tuple[Clock, Clock, Clock, lis
     return first, again, steps, hits
 
 
+def admission(engine: Engine, first_number: int) -> tuple[Clock, Clock]:
+    """What is done once per long prompt: planning the load of a hit, and planning the stores of a whole prefill."""
+    loads, stores = Clock(), Clock()
+    table = [[1 + at % 60 for at in range(LONG // 16)]]
+    blocks = types.SimpleNamespace(get_block_ids=lambda: tuple(table))
+    for number in range(first_number, first_number + PROMPTS):
+        request = Request(number, LONG)
+        hit, _ = engine.ask(request)  # type: ignore[arg-type]
+        with loads.measure():
+            engine.scheduler.update_state_after_alloc(request, blocks, hit)
+            engine.scheduler.build_connector_meta(output({}, {}))
+        engine.scheduler.request_finished_all_groups(request, ())
+
+        request = Request(10_000 + number, LONG)
+        engine.ask(request)  # type: ignore[arg-type]
+        step = output({request.request_id: 0}, {request.request_id: table})
+        step.num_scheduled_tokens[request.request_id] = LONG
+        with stores.measure():
+            plan = engine.scheduler.build_connector_meta(step).plan
+        assert plan.stores is not None and len(plan.stores.items) == LONG // CHUNK
+        engine.scheduler.request_finished_all_groups(request, ())
+    return loads, stores
+
+
 def scale() -> Clock:
     """What the interpreter itself takes to read as many tokens, under the same load of the machine."""
     clock = Clock()
@@ -196,6 +222,7 @@ def measure() -> dict[str, Clock]:
             assert all(hit and hit >= LONG - CHUNK for hit in hits), hits
             found["32k tokens, first ask, hit"], found["32k tokens, asked again, hit"] = first, again
             found["step with a hit not taken"] = steps
+            found[LOAD_PLAN], found[STORE_PLAN] = admission(engine, 2000)
             found[SCALE] = scale()
             engine.close()
         finally:
