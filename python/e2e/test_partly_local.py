@@ -38,6 +38,8 @@ def test_a_hit_continues_the_engine_s_own(bench: Bench, name: str) -> None:
     assert all(digest in computed[block] for block, digest in loaded)
     assert continued["cached_tokens"] == own["cached_tokens"]
     assert continued["token_ids"] == own["token_ids"]
+    # With a block size given there is nothing to warn about; test_block_size.py has the engine without one.
+    assert "the engine schedules in blocks of" not in engine.log.read_text()
     if name != "qwen3.5":
         # Its front was computed anew in a shorter step, which rounds recurrent layers differently; attention not.
         assert continued == own
