@@ -3,9 +3,9 @@
 //! May import this module's `api`, `core` and what they hold.
 //!
 //! A pin keeps an object and everything that it hangs under: of a chain only the end can go. (A superseded tail may go
-//! all the same. It stays counted under its number until the pin ends, so shares are exact but for such tails.) Clients that could keep all
-//! of the pool would stop the stores of all others, so each may keep a quarter. What does not fit is not promised:
-//! a lookup answers the longest prefix that fits, a retrieve says that the rest is not there.
+//! all the same. It stays counted under its number until the pin ends, so shares are exact but for such tails.)
+//! Clients that could keep all of the pool would stop the stores of all others, so each may keep a quarter. What does
+//! not fit is not promised: a lookup answers the longest prefix that fits, a retrieve says that the rest is not there.
 
 use std::collections::HashSet;
 
