@@ -142,6 +142,7 @@ impl Cache {
             max_tokens: u64::MAX,
             local_tokens: 0,
             pin: true,
+            describe: false,
         };
         let answer = self
             .core

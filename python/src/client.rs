@@ -384,5 +384,6 @@ fn lookup_request(
         max_tokens,
         local_tokens,
         pin,
+        describe: false,
     })
 }

@@ -252,8 +252,29 @@ impl Rig {
             max_tokens,
             local_tokens,
             pin: true,
+            describe: false,
         };
         self.core.lookup(peer.id, &request).unwrap()
+    }
+
+    /// The same as a client with pins of its own would answer it, with nothing pinned afterwards.
+    pub(super) fn look_up_direct(&self, prompt: u32, chunks: u32, tails: &[Tail]) -> LookupAnswer {
+        let keys: Vec<_> = (0..chunks).map(|c| key(prompt, c, CHUNK)).collect();
+        let request = LookupRequest {
+            domain_seed: self.seed,
+            session: 0,
+            keys: &keys,
+            tails,
+            max_tokens: u64::MAX,
+            local_tokens: 0,
+            pin: true,
+            describe: false,
+        };
+        let (number, domain) = self.core.registry.find(&self.seed).unwrap();
+        let shape = domain.shape(number, u64::MAX);
+        let mut pins = Unlimited::default();
+        let found = direct::look_up(&self.core.index.reader(), &shape, &request, &mut pins, || true);
+        found.unwrap().answer
     }
 
     pub(super) fn release(&mut self, peer: &Peer, pin: u64) {
@@ -284,6 +305,29 @@ impl Rig {
             pool.total
         );
     }
+}
+
+/// Pins that nobody sees: what they would keep cannot go meanwhile, since the core runs in this thread.
+#[derive(Default)]
+struct Unlimited {
+    pins: u64,
+}
+
+impl direct::Hold for Unlimited {
+    fn fits(&self, _: &direct::Kept, _: u64) -> bool {
+        true
+    }
+
+    fn hold(&mut self, _: u64, _: &[u32], _: direct::Kept) -> Option<u64> {
+        self.pins += 1;
+        Some(self.pins)
+    }
+
+    fn release(&mut self, pin: u64) {
+        panic!("what pin {pin} holds has gone while nobody could take it");
+    }
+
+    fn touch(&mut self, _: &[u32]) {}
 }
 
 pub(super) fn tail(prompt: u32, chunk: u32, tokens: u32) -> Tail {

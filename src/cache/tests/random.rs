@@ -278,7 +278,16 @@ impl World {
     /// what they need at the boundary.
     fn lookup(&mut self, peer: usize, prompt: u32, keep: bool) {
         let tails: Vec<_> = (0..4).map(|c| tail(prompt, c, 32)).collect();
+        let direct = self.rig.look_up_direct(prompt, 4, &tails);
         let answer = self.rig.lookup(&self.peers[peer], prompt, 4, &tails);
+        assert_eq!(direct.present_tokens, answer.present_tokens);
+        assert!(
+            direct.hit_tokens >= answer.hit_tokens,
+            "only the server knows what this peer's pins keep"
+        );
+        if direct.hit_tokens == answer.hit_tokens {
+            assert_eq!(direct.loads, answer.loads);
+        }
         let hit = answer.hit_tokens;
         let chunks = hit.div_ceil(CHUNK.into()) as usize;
         let of = |g| answer.loads.iter().filter(move |l| l.id.group == g);
