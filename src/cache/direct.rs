@@ -1,6 +1,6 @@
 //! Lookups without a message: the reader's side of the read protocol, up to its pins.
 //!
-//! May import `geometry`, `shm` and this module's `api`, `error`, `index`, `lookup`, `probe`, `record` and `shape`.
+//! May import `geometry`, `shm` and this module's `api`, `error`, `index`, `lookup`, `pin_words`, `probe`, `record` and `shape`.
 //! Protocol: docs/shm-layout.md, "read".
 //!
 //! A reader finds what it wants, writes pin words, fences, and looks at every pinned record again. What is still there
@@ -11,25 +11,11 @@ use super::api::{LoadItem, LookupAnswer, LookupRequest};
 use super::error::CoreError;
 use super::index::IndexReader;
 use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
+use super::pin_words::{Kept, PinWords};
 use super::probe::{Found, Probed, id_of, probe};
 use super::shape::DomainShape;
 use crate::geometry::ObjectKind;
 use crate::shm::mapping::Access;
-
-/// Records that a pin keeps, each once, with the frames that each holds at most.
-pub type Kept = Vec<(u32, u64)>;
-
-/// The pin words of one client, and its own account of what they keep.
-pub trait Hold {
-    /// Whether one more pin that keeps these stays within `limit` frames.
-    fn fits(&self, kept: &Kept, limit: u64) -> bool;
-    /// Writes a pin word for each record, then fences (SeqCst). The pin's number; nothing where words have run out.
-    fn hold(&mut self, session: u64, records: &[u32], kept: Kept) -> Option<u64>;
-    /// Takes a pin back.
-    fn release(&mut self, pin: u64);
-    /// Logs uses, the least recent first.
-    fn touch(&mut self, records: &[u32]);
-}
 
 /// An answer, and what it adds to the client's counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,7 +39,7 @@ pub fn look_up<A: Access>(
     reader: &IndexReader<'_, A>,
     shape: &DomainShape,
     request: &LookupRequest<'_>,
-    pins: &mut impl Hold,
+    pins: &mut PinWords,
     is_current: impl Fn() -> bool,
 ) -> Result<Direct, CoreError> {
     check_tails(request, shape)?;

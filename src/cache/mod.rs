@@ -3,7 +3,7 @@
 //! May import everything up to `pool`. No unsafe code.
 //!
 //! [`Core`] is what the server drives, from one thread: every request is a method. Clients use the read
-//! side only: [`direct`] over their own read-only mapping of the [`index`], and the offsets of [`slabs`].
+//! side only: [`direct`] over their own read-only mapping of the [`index`], with the [`pin_words`] of their slab.
 //!
 //! The order of words is the contract of docs/shm-layout.md; `loom` checks it on a miniature.
 
@@ -22,6 +22,7 @@ mod lookup;
 #[cfg(all(test, loom))]
 mod loom;
 mod partials;
+pub mod pin_words;
 mod pins;
 mod policy;
 mod probe;

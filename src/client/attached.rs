@@ -3,14 +3,14 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::ClientError;
-use super::pins::{Pins, SlabPins};
 use super::session::{Regions, length};
 use super::stats::Stat;
-use crate::cache::direct::{self, Direct, Hold};
+use crate::cache::direct::{self, Direct};
 use crate::cache::index::{IndexLayout, IndexReader};
+use crate::cache::pin_words::PinWords;
 use crate::cache::slabs::SLAB_BYTES;
 use crate::cache::{CoreError, DomainShape, GroupShape, LookupRequest, Tail};
 use crate::geometry::ObjectKind;
@@ -33,8 +33,8 @@ pub(super) struct Attached {
     index: Mapping<ReadOnly>,
     layout: IndexLayout,
     epochs: Mapping<ReadOnly>,
-    slab: Mapping<ReadWrite>,
-    pins: Mutex<Pins>,
+    slab: Arc<Mapping<ReadWrite>>,
+    pins: Mutex<PinWords>,
     /// Of domains in which all ranks have registered.
     shapes: Mutex<HashMap<ChunkKey, Arc<DomainShape>>>,
     /// Boot sequence under which this connection lives.
@@ -67,7 +67,7 @@ impl Attached {
         }
         let (at, fd) = regions.take(RegionKind::PinSlab)?;
         let slab = Mapping::<ReadWrite>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?);
-        let slab = slab.map_err(failed)?;
+        let slab = Arc::new(slab.map_err(failed)?);
         if slab.len() < SLAB_BYTES {
             let bytes = slab.len();
             return Err(ClientError::unavailable(format!("a pin slab of {bytes} bytes")));
@@ -86,7 +86,7 @@ impl Attached {
             )));
         }
         Ok(Self {
-            pins: Mutex::new(Pins::new(layout.frames())),
+            pins: Mutex::new(PinWords::new(Arc::clone(&slab), layout.frames())),
             shapes: Mutex::default(),
             boot_seq: regions.boot_seq(),
             index,
@@ -153,24 +153,23 @@ impl Attached {
         };
         let reader = IndexReader::new(&self.index, self.layout);
         let is_current = || self.boot_unchanged();
-        let mut pins = self.slab_pins();
+        let mut pins = self.pins();
         Some(direct::look_up(&reader, &shape, &request, &mut pins, is_current))
     }
 
     /// Takes pins back; those that are gone already are ignored.
     pub(super) fn release(&self, pins: impl IntoIterator<Item = u64>) {
-        let mut held = self.slab_pins();
+        let mut held = self.pins();
         pins.into_iter().for_each(|pin| held.release(pin));
     }
 
     /// Takes all pins of a session back.
     pub(super) fn end_session(&self, session: u64) {
-        self.slab_pins().end_session(session);
+        self.pins().end_session(session);
     }
 
-    fn slab_pins(&self) -> SlabPins<'_> {
-        let pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
-        SlabPins::new(&self.slab, pins)
+    fn pins(&self) -> MutexGuard<'_, PinWords> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,7 +5,7 @@
 //! ```text
 //! Client   public calls; any thread            (handle, store, load, tickets)
 //!   Core   the link, what is remembered, state (state, wanted, recover)
-//!     Session   one connection's mappings, lock byte, pins, credit (session, attached, pins, extents, populate)
+//!     Session   one connection's mappings, lock byte, pins, credit (session, attached, extents, populate)
 //!     Connection   frames over the socket, with a deadline   (connection)
 //! KvMemory  the engine's pages                 (layout)
 //! ```
@@ -25,7 +25,6 @@ mod extents;
 mod handle;
 mod layout;
 mod load;
-mod pins;
 mod populate;
 mod recover;
 mod session;

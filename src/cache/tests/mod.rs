@@ -8,7 +8,9 @@ mod random;
 mod store;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
+use super::pin_words::PinWords;
 use super::*;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
@@ -25,7 +27,9 @@ pub(super) const UNIT: u64 = FRAME_BYTES;
 pub(super) struct Peer {
     pub(super) id: ClientId,
     liveness: Option<OwnedFd>,
-    slab: Mapping<ReadWrite>,
+    slab: Arc<Mapping<ReadWrite>>,
+    /// Its pins by the book. Not of use beside [`Peer::slab_pin`].
+    pub(super) words: PinWords,
 }
 
 impl Peer {
@@ -118,9 +122,11 @@ impl Rig {
             regions.slab_bytes as usize,
         )
         .unwrap();
+        let slab = Arc::new(slab);
         Peer {
             id,
             liveness: Some(regions.liveness),
+            words: PinWords::new(Arc::clone(&slab), self.core.pool.frames()),
             slab,
         }
     }
@@ -257,8 +263,14 @@ impl Rig {
         self.core.lookup(peer.id, &request).unwrap()
     }
 
-    /// The same as a client with pins of its own would answer it, with nothing pinned afterwards.
-    pub(super) fn look_up_direct(&self, prompt: u32, chunks: u32, tails: &[Tail]) -> LookupAnswer {
+    /// The same by the client itself, with pins in its slab that may keep anything.
+    pub(super) fn look_up_direct(
+        &self,
+        peer: &mut Peer,
+        prompt: u32,
+        chunks: u32,
+        tails: &[Tail],
+    ) -> LookupAnswer {
         let keys: Vec<_> = (0..chunks).map(|c| key(prompt, c, CHUNK)).collect();
         let request = LookupRequest {
             domain_seed: self.seed,
@@ -272,8 +284,8 @@ impl Rig {
         };
         let (number, domain) = self.core.registry.find(&self.seed).unwrap();
         let shape = domain.shape(number, u64::MAX);
-        let mut pins = Unlimited::default();
-        let found = direct::look_up(&self.core.index.reader(), &shape, &request, &mut pins, || true);
+        let reader = self.core.index.reader();
+        let found = direct::look_up(&reader, &shape, &request, &mut peer.words, || true);
         found.unwrap().answer
     }
 
@@ -305,29 +317,6 @@ impl Rig {
             pool.total
         );
     }
-}
-
-/// Pins that nobody sees: what they would keep cannot go meanwhile, since the core runs in this thread.
-#[derive(Default)]
-struct Unlimited {
-    pins: u64,
-}
-
-impl direct::Hold for Unlimited {
-    fn fits(&self, _: &direct::Kept, _: u64) -> bool {
-        true
-    }
-
-    fn hold(&mut self, _: u64, _: &[u32], _: direct::Kept) -> Option<u64> {
-        self.pins += 1;
-        Some(self.pins)
-    }
-
-    fn release(&mut self, pin: u64) {
-        panic!("what pin {pin} holds has gone while nobody could take it");
-    }
-
-    fn touch(&mut self, _: &[u32]) {}
 }
 
 pub(super) fn tail(prompt: u32, chunk: u32, tokens: u32) -> Tail {

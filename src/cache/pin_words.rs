@@ -1,12 +1,17 @@
-//! The pin words of this client's slab, and its account of what they keep (docs/shm-layout.md, "Pin arena").
+//! The pin words of one client's slab, as that client writes them, and its own account of what they keep.
+//!
+//! May import `shm`, `sync` and this module's `slabs`. Layout: docs/shm-layout.md, "Pin arena". The server's side is
+//! in `slabs`.
 
 use std::collections::HashMap;
-use std::sync::MutexGuard;
+use std::sync::Arc;
 
-use crate::cache::direct::{Hold, Kept};
-use crate::cache::slabs::{PIN_WORDS, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_TOUCHED, TOUCHED_WORDS};
+use super::slabs::{PIN_WORDS, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_TOUCHED, TOUCHED_WORDS};
 use crate::shm::{Mapping, ReadWrite};
 use crate::sync::shared::{Ordering, fence};
+
+/// Records that a pin keeps, each once, with the frames that each holds at most.
+pub(super) type Kept = Vec<(u32, u64)>;
 
 #[derive(Debug)]
 struct Held {
@@ -23,9 +28,10 @@ struct KeptRecord {
     frames: u32,
 }
 
-/// Which words are in use, and for what.
+/// Which words are in use, and for what. One for each slab, and nobody else writes them.
 #[derive(Debug)]
-pub(super) struct Pins {
+pub struct PinWords {
+    slab: Arc<Mapping<ReadWrite>>,
     free: Vec<u16>,
     /// Words below this one have been in use.
     high: u16,
@@ -39,10 +45,11 @@ pub(super) struct Pins {
     logged: u64,
 }
 
-impl Pins {
-    /// None, in an index of so many records.
-    pub(super) fn new(records: u32) -> Self {
+impl PinWords {
+    /// No pins in a slab that is all zeroes, for an index of so many records.
+    pub fn new(slab: Arc<Mapping<ReadWrite>>, records: u32) -> Self {
         Self {
+            slab,
             free: Vec::new(),
             high: 0,
             held: HashMap::new(),
@@ -82,23 +89,10 @@ impl Pins {
             self.kept_frames -= u64::from(entry.frames);
         }
     }
-}
-
-/// The pins, with the slab that they are written in.
-pub(super) struct SlabPins<'a> {
-    slab: &'a Mapping<ReadWrite>,
-    pins: MutexGuard<'a, Pins>,
-}
-
-impl<'a> SlabPins<'a> {
-    /// Nobody else writes them meanwhile.
-    pub(super) fn new(slab: &'a Mapping<ReadWrite>, pins: MutexGuard<'a, Pins>) -> Self {
-        Self { slab, pins }
-    }
 
     /// Takes all pins of a session back.
-    pub(super) fn end_session(&mut self, session: u64) {
-        let of_session = self.pins.held.iter().filter(|(_, held)| held.session == session);
+    pub fn end_session(&mut self, session: u64) {
+        let of_session = self.held.iter().filter(|(_, held)| held.session == session);
         let ended: Vec<u64> = of_session.map(|(pin, _)| *pin).collect();
         ended.into_iter().for_each(|pin| self.release(pin));
     }
@@ -108,34 +102,33 @@ impl<'a> SlabPins<'a> {
             word.store(value, order);
         }
     }
-}
 
-impl Hold for SlabPins<'_> {
-    fn fits(&self, kept: &Kept, limit: u64) -> bool {
-        let new = kept.iter().filter(|(record, _)| !self.pins.is_kept(*record));
+    /// Whether one more pin that keeps these stays within `limit` frames.
+    pub(super) fn fits(&self, kept: &Kept, limit: u64) -> bool {
+        let new = kept.iter().filter(|(record, _)| !self.is_kept(*record));
         let new: u64 = new.map(|(_, frames)| *frames).sum();
-        new == 0 || self.pins.kept_frames + new <= limit
+        new == 0 || self.kept_frames + new <= limit
     }
 
-    fn hold(&mut self, session: u64, records: &[u32], kept: Kept) -> Option<u64> {
-        let pins = &mut *self.pins;
-        let fresh = records.len().saturating_sub(pins.free.len());
-        if usize::from(pins.high) + fresh > PIN_WORDS {
+    /// Writes a pin word for each record, then fences (SeqCst). The pin's number; nothing where words have run out.
+    pub(super) fn hold(&mut self, session: u64, records: &[u32], kept: Kept) -> Option<u64> {
+        let fresh = records.len().saturating_sub(self.free.len());
+        if usize::from(self.high) + fresh > PIN_WORDS {
             return None;
         }
         let words: Vec<u16> = (0..records.len())
             .filter_map(|_| {
-                pins.free.pop().or_else(|| {
-                    pins.high += 1;
-                    Some(pins.high - 1)
+                self.free.pop().or_else(|| {
+                    self.high += 1;
+                    Some(self.high - 1)
                 })
             })
             .collect();
         for (record, frames) in &kept {
-            pins.keep(*record, *frames);
+            self.keep(*record, *frames);
         }
-        pins.last += 1;
-        let (pin, high) = (pins.last, pins.high);
+        self.last += 1;
+        let (pin, high) = (self.last, self.high);
         if fresh > 0 {
             self.store(SLAB_HIGH_WATER, high.into(), Ordering::Relaxed);
         }
@@ -146,32 +139,34 @@ impl Hold for SlabPins<'_> {
         // Pairs with the fence of an eviction between taking a record out and looking for pins.
         fence(Ordering::SeqCst);
         let held = Held { session, words, kept };
-        self.pins.held.insert(pin, held);
+        self.held.insert(pin, held);
         Some(pin)
     }
 
-    fn release(&mut self, pin: u64) {
-        let Some(held) = self.pins.held.remove(&pin) else {
+    /// Takes a pin back; fine when there is none of that number.
+    pub fn release(&mut self, pin: u64) {
+        let Some(held) = self.held.remove(&pin) else {
             return;
         };
         for word in &held.words {
             // Release: what was read under the pin was read before it goes.
             self.store(SLAB_PINS + usize::from(*word) * 8, 0, Ordering::Release);
         }
-        self.pins.free.extend(held.words);
+        self.free.extend(held.words);
         for (record, _) in held.kept {
-            self.pins.unkeep(record);
+            self.unkeep(record);
         }
     }
 
-    fn touch(&mut self, records: &[u32]) {
+    /// Logs uses, the least recent first.
+    pub(super) fn touch(&mut self, records: &[u32]) {
         // Of more than the log holds only the last would be left.
         let first = records.len().saturating_sub(TOUCHED_WORDS);
         for record in &records[first..] {
-            let at = SLAB_TOUCHED + (self.pins.logged % TOUCHED_WORDS as u64) as usize * 8;
+            let at = SLAB_TOUCHED + (self.logged % TOUCHED_WORDS as u64) as usize * 8;
             self.store(at, u64::from(*record) + 1, Ordering::Relaxed);
-            self.pins.logged += 1;
+            self.logged += 1;
         }
-        self.store(SLAB_CURSOR, self.pins.logged, Ordering::Release);
+        self.store(SLAB_CURSOR, self.logged, Ordering::Release);
     }
 }
