@@ -193,14 +193,26 @@ class WorkerRole:
             self._skip(stores)
             return
         part = self._rank.part
-        items = [(key, parent, group, part, tokens, ids) for key, parent, group, tokens, ids in stores.items]
         try:
+            known = self._known(stores)
+            # What is there is not copied; saying so ends what another rank began because it was asked a moment earlier.
+            items = [
+                (key, parent, group, part, tokens, [] if (key, group) in known else ids)
+                for key, parent, group, tokens, ids in stores.items
+            ]
             outcomes = self._client.store(items, stores.supersedes)
         except Exception as error:  # never into the engine: what was not stored is a later miss
             self._notes.failure("store", "storing", error)
             self._skip(stores)
             return
         self._orphaned.update(owner for owner, outcome in zip(stores.owners, outcomes) if outcome == "no_parent")
+
+    def _known(self, stores: Stores) -> set[tuple[bytes, int]]:
+        """Those objects of the step that the server has already."""
+        asked = stores.may_exist
+        if not asked:
+            return set()
+        return {one for one, there in zip(asked, self._client.present(self._rank.part, asked)) if there}
 
     def _skip(self, stores: Stores) -> None:
         """Says that this rank's parts will not come, so that no object is made of parts of two computations."""
