@@ -24,6 +24,7 @@ class FullAttentionSpec:
     prefix_cacheable: bool = True
     tokens_per_state: int = 1
     non_causal: bool = False
+    max_tp_shards: int | None = None
 
 
 @dataclasses.dataclass

@@ -244,24 +244,20 @@ def server_of(rank: int, world_size: int, servers: int) -> int:
     return rank * servers // world_size
 
 
-def rank_of(parallel_config: Any, replicas: int, servers: int = 1) -> Rank:
-    """Which part of an object a worker holds: one per pipeline stage and distinct tensor-parallel shard.
+def rank_of(parallel_config: Any, shards: Sequence[int], servers: int = 1) -> Rank:
+    """Which part of an object a worker holds: one per pipeline stage and distinct shard of its tensor-parallel ranks.
 
     Ranks and parts are counted among the workers of one server, each of which keeps whole objects of those parts.
     """
     tp, pp = parallel_config.tensor_parallel_size, parallel_config.pipeline_parallel_size
     world = tp * pp
     own = parallel_config.rank % world
-    # Context parallel ranks hold different tokens even where the heads are the same.
-    replicas = 1 if parallel_config.decode_context_parallel_size > 1 else max(replicas, 1)
     server = server_of(own, world, servers)
     peers = [rank for rank in range(world) if server_of(rank, world, servers) == server]
-    shards = {rank: (rank // tp, rank % tp // replicas) for rank in peers}
-    parts = sorted(set(shards.values()))
-    lowest = min(rank for rank in peers if shards[rank] == shards[own])
-    return Rank(
-        peers.index(own), len(peers), parts.index(shards[own]), len(parts), stores=lowest == own, server=server
-    )
+    held = {rank: (rank // tp, shards[rank % tp]) for rank in peers}
+    parts = sorted(set(held.values()))
+    lowest = min(rank for rank in peers if held[rank] == held[own])
+    return Rank(peers.index(own), len(peers), parts.index(held[own]), len(parts), stores=lowest == own, server=server)
 
 
 def unsupported(parallel_config: Any) -> Sequence[str]:
