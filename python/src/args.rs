@@ -105,6 +105,11 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Key {
     }
 }
 
+/// (key, object group).
+pub(crate) fn object_id((key, group): (Key, u16)) -> ObjectId {
+    ObjectId { key: key.0, group }
+}
+
 /// (key, parent, object group, part, tokens, block ids per KV cache group).
 pub(crate) type StoreArg = (Key, Option<Key>, u16, u16, u32, Vec<Vec<i64>>);
 

@@ -9,7 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::args::{
-    DomainArg, GroupArg, Key, LoadArg, StoreArg, load_request, object_group, peer_kind, spans, store_request,
+    DomainArg, GroupArg, Key, LoadArg, StoreArg, load_request, object_group, object_id, peer_kind, spans,
+    store_request,
 };
 use crate::errors::detached;
 use crate::keys::{KeyChain, bytes};
@@ -235,12 +236,14 @@ impl Client {
         supersedes: Vec<(Key, u16)>,
     ) -> PyResult<Vec<&'static str>> {
         let requests: Vec<_> = items.into_iter().map(store_request).collect();
-        let supersedes = supersedes
-            .into_iter()
-            .map(|(key, group)| kvasir::wire::ObjectId { key: key.0, group });
-        let supersedes: Vec<_> = supersedes.collect();
+        let supersedes: Vec<_> = supersedes.into_iter().map(object_id).collect();
         let outcomes = detached(py, || self.client.store(&requests, &supersedes))?;
         Ok(outcomes.into_iter().map(native::StoreOutcome::name).collect())
+    }
+
+    fn present(&self, py: Python<'_>, part: u16, objects: Vec<(Key, u16)>) -> PyResult<Vec<bool>> {
+        let ids: Vec<_> = objects.into_iter().map(object_id).collect();
+        detached(py, || self.client.present(part, ids))
     }
 
     fn load(&self, py: Python<'_>, session: u64, part: u16, items: Vec<LoadArg>) -> PyResult<Vec<bool>> {

@@ -24,6 +24,7 @@ class FullAttentionSpec:
     prefix_cacheable: bool = True
     tokens_per_state: int = 1
     non_causal: bool = False
+    max_tp_shards: int | None = None
 
 
 @dataclasses.dataclass
@@ -170,6 +171,8 @@ class Client:
         self.cleared = 0
         self.stored: list[list[Any]] = []
         self.outcomes: list[str] = []
+        self.there: set[tuple[bytes, int]] = set()
+        """Objects that `present` finds."""
         self.loaded: list[Any] = []
         self.load_answer: list[bool] | Exception | None = None
         self._tickets = 0
@@ -210,6 +213,9 @@ class Client:
     def store(self, items: Sequence[Any], supersedes: Sequence[Any] = ()) -> list[str]:
         self.stored.append(list(items))
         return self.outcomes or ["published"] * len(items)
+
+    def present(self, part: int, objects: Sequence[tuple[bytes, int]]) -> list[bool]:
+        return [one in self.there for one in objects]
 
     def count_failed_loads(self, loads: int) -> None:
         pass

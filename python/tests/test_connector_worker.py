@@ -113,6 +113,16 @@ def test_stores_go_out_as_one_message_and_orphans_come_back() -> None:
     assert worker.role.take_report() is None
 
 
+def test_what_the_server_has_is_not_copied() -> None:
+    worker = Worker(windowed())
+    items = [(b"a", None, 0, 64, [[1]]), (b"a", None, 1, 64, [[1], [1]]), (b"b", b"a", 1, 64, [[2], [2]])]
+    worker.client.there = {(b"a", 1), (b"b", 0)}
+    worker.role.save(Stores(items, ["r"] * 3, may_exist=[(b"a", 1), (b"b", 1)]))
+    assert worker.client.stored == [
+        [(b"a", None, 0, 0, 64, [[1]]), (b"a", None, 1, 0, 64, []), (b"b", b"a", 1, 0, 64, [[2], [2]])]
+    ]
+
+
 def test_nothing_computed_from_blocks_that_were_not_loaded_is_stored() -> None:
     worker = Worker(full())
     stores = Stores([(b"a", None, 0, 64, [[1]])], ["r"])

@@ -41,6 +41,8 @@ class Stores:
     """Request id per item."""
     supersedes: list[tuple[bytes, int]] = dataclasses.field(default_factory=list)
     """Tails that these items make needless: (key, object group)."""
+    may_exist: list[tuple[bytes, int]] = dataclasses.field(default_factory=list)
+    """Of the items, those that the server may have already: (key, object group). Workers ask before they copy them."""
 
 
 @dataclasses.dataclass

@@ -6,10 +6,11 @@ Recurrent states exist only where a step ended, so they are stored in that very 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 
 from kvasir import KeyChain
-from kvasir.vllm.geometry import Geometry, ObjectGroup
+from kvasir.vllm.geometry import FULL, Geometry, ObjectGroup
 from kvasir.vllm.meta import Stores
 from kvasir.vllm.requests import RequestState
 
@@ -84,9 +85,8 @@ class StorePlanner:
         state.unit = unit
         chain = state.chain_to(unit * self._geometry.alignment, seed, self._chunk_size)
         before = len(out.items)
-        for chunk in range(state.next_chunk, limit // self._chunk_size):
-            self._plan_chunk(state, chain, table, chunk, out)
-        state.next_chunk = max(state.next_chunk, limit // self._chunk_size)
+        if limit // self._chunk_size > state.next_chunk:
+            self._plan_chunks(state, chain, table, limit // self._chunk_size, out)
         if self._geometry.recurrent is not None:
             for boundary in sorted(states):
                 if boundary <= limit:
@@ -96,16 +96,35 @@ class StorePlanner:
             self._plan_tail(state, chain, table, limit, out)
         out.owners += [state.request.request_id] * (len(out.items) - before)
 
-    def _plan_chunk(
-        self, state: RequestState, chain: KeyChain, table: Sequence[Sequence[int]], chunk: int, out: Stores
+    def _plan_chunks(
+        self, state: RequestState, chain: KeyChain, table: Sequence[Sequence[int]], end: int, out: Stores
     ) -> None:
+        """The full chunks before chunk `end` that were not planned before."""
         size = self._chunk_size
-        for group in self._attention:
-            if (chunk + 1) * size > state.covered[group.index]:
-                self._add(out, chain.chunk_key(chunk), chain, group, table, chunk, size)
-        if state.grown is not None and state.grown[0] == chunk:
+        firsts = [(group, self._first_to_store(state, group, table, end)) for group in self._attention]
+        for chunk in range(min((first for _, first in firsts), default=end), end):
+            for group, first in firsts:
+                if chunk >= first and not _was_loaded(state, (chunk + 1) * size):
+                    self._add(state, out, chain.chunk_key(chunk), chain, group, table, chunk, size)
+        if state.grown is not None and state.grown[0] < end:
             self._supersede(chain.tail_key(*state.grown), out)
             state.grown = None
+        state.next_chunk = end
+
+    def _first_to_store(
+        self, state: RequestState, group: ObjectGroup, table: Sequence[Sequence[int]], end: int
+    ) -> int:
+        """The first chunk not planned before that the server lacks and whose last block the engine still holds."""
+        first = max(state.next_chunk, state.covered[group.index] // self._chunk_size)
+        if group.kind == FULL:
+            return first
+        # The engine lets go of a window's blocks from the front: thousands of chunks may be gone, and one look each is
+        # too much for a step.
+        ids, per_chunk = table[group.kv_groups[0]], self._chunk_size // group.spans[0]
+        end = min(end, len(ids) // per_chunk)
+        return bisect.bisect_left(
+            range(end), True, min(first, end), end, key=lambda chunk: ids[(chunk + 1) * per_chunk - 1] != 0
+        )
 
     def _plan_tail(
         self, state: RequestState, chain: KeyChain, table: Sequence[Sequence[int]], limit: int, out: Stores
@@ -127,8 +146,8 @@ class StorePlanner:
         key = chain.tail_key(chunk, tokens)
         stored = False
         for group in self._attention:
-            if state.tail_end > state.covered[group.index]:
-                stored |= self._add(out, key, chain, group, table, chunk, tokens)
+            if state.tail_end > max(state.covered[group.index], state.served):
+                stored |= self._add(state, out, key, chain, group, table, chunk, tokens)
         if growing and stored:
             if state.grown is not None and state.grown[0] == chunk:
                 self._supersede(chain.tail_key(*state.grown), out)
@@ -149,22 +168,25 @@ class StorePlanner:
         """A state, and where it lies inside a chunk also the attention tails that end there: both are needed to resume."""
         group = self._geometry.recurrent
         assert group is not None
-        if boundary <= state.covered[group.index]:
-            return
         chunk, tokens = divmod(boundary, self._chunk_size)
+        # States inside chunks are not among those that the server has counted.
+        if _was_loaded(state, boundary) or not tokens and boundary <= state.covered[group.index]:
+            return
         if tokens:
             key = chain.tail_key(chunk, tokens)
             for attention in self._attention:
-                self._add(out, key, chain, attention, table, chunk, tokens)
+                self._add(state, out, key, chain, attention, table, chunk, tokens)
         else:
             chunk, tokens = chunk - 1, self._chunk_size
             key = chain.chunk_key(chunk)
         ids = [[blocks[kv_group]] for kv_group in group.kv_groups]
         out.items.append((key, chain.parent_key(chunk), group.index, tokens, ids))
+        if boundary <= state.reach:
+            out.may_exist.append((key, group.index))
 
     def _add(
-        self, out: Stores, key: bytes, chain: KeyChain, group: ObjectGroup, table: Sequence[Sequence[int]], chunk: int,
-        tokens: int,
+        self, state: RequestState, out: Stores, key: bytes, chain: KeyChain, group: ObjectGroup,
+        table: Sequence[Sequence[int]], chunk: int, tokens: int,
     ) -> bool:  # fmt: skip
         """Adds one attention object; nothing if the engine no longer holds what it needs."""
         start = chunk * self._chunk_size
@@ -176,8 +198,15 @@ class StorePlanner:
             ids.append(part)
         if _holds_what_is_needed(group, ids, start, start + tokens):
             out.items.append((key, chain.parent_key(chunk), group.index, tokens, ids))
+            if start + tokens <= state.reach:
+                out.may_exist.append((key, group.index))
             return True
         return False
+
+
+def _was_loaded(state: RequestState, end: int) -> bool:
+    """Whether blocks up to `end` came from the server's objects."""
+    return state.loaded[0] < end <= state.loaded[1]
 
 
 def _holds_what_is_needed(group: ObjectGroup, ids: Sequence[Sequence[int]], start: int, end: int) -> bool:
