@@ -188,6 +188,8 @@ fn well_behaved(request: &Request, regions: &Regions) -> Answer {
         Request::RegisterKvCache(request) => plain(Reply::Register(RegisterReply {
             domain_seed: seed(request),
             chunk_size: CHUNK as u64,
+            domain: None,
+            kept_frames_max: 0,
         })),
         Request::Grant { .. } => plain(Reply::Grant { extents: vec![] }),
         _ => plain(Reply::Ack),
@@ -361,6 +363,8 @@ fn a_seed_of_its_own_is_a_server_that_cannot_be_used() {
         Request::RegisterKvCache(_) => Some(plain(Reply::Register(RegisterReply {
             domain_seed: ChunkKey::from_bytes([7; 32]),
             chunk_size: CHUNK as u64,
+            domain: None,
+            kept_frames_max: 0,
         }))),
         _ => None,
     });

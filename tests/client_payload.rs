@@ -222,11 +222,12 @@ fn what_is_there_can_be_asked_before_it_is_copied() {
     assert_published(&engine.client.store(&[item(0), item(1)], &[]).unwrap());
     assert_eq!(engine.client.present(0, ids()).unwrap(), [true, false, true]);
     assert_eq!(engine.client.present(0, Vec::new()).unwrap(), [false; 0]);
-    let refused = engine.client.present(1, ids());
-    assert!(
-        matches!(&refused, Err(ClientError::Refused(error)) if error.code == ErrorCode::InvalidGroup),
-        "{refused:?}"
-    );
+    let refused = engine.client.present(1, ids()).unwrap_err();
+    assert_eq!(refused.kind(), "InvalidArgument", "{refused}");
+    let mut unknown = ids();
+    unknown[1].group = 7;
+    let refused = engine.client.present(0, unknown).unwrap_err();
+    assert_eq!(refused.kind(), "UnknownGroup", "{refused}");
     // Nothing is held for it, and nothing counts as loaded. Asked on the connection that the pin was given back on.
     let status: serde_json::Value = serde_json::from_str(&engine.client.status().unwrap()).unwrap();
     assert_eq!(status["pool"]["pinned"], 0);

@@ -123,9 +123,9 @@ fn a_quick_restart_is_seen_without_a_call() {
     }
 }
 
-/// Lookups and releases are the client's own, so they go on; what has to be asked costs a deadline, once.
+/// Lookups, loads and releases are the client's own, so they go on; what has to be asked costs a deadline, once.
 #[test]
-fn a_stopped_server_is_missed_by_loads_only_and_comes_back() {
+fn a_stopped_server_is_not_missed_by_hits_and_comes_back() {
     let place = Place::with_server();
     let engine = engine(&place);
     assert_serves(&place, &engine, 1);
@@ -134,6 +134,9 @@ fn a_stopped_server_is_missed_by_loads_only_and_comes_back() {
     for label in 0..100 {
         let hit = engine.lookup(&chain, label % 2);
         assert_eq!((hit.hit_tokens, hit.degraded), (64, false));
+        let (load, block) = ([load_chunk(&chain, 0, four(40))], engine.block(0, 0, 1));
+        assert_eq!(engine.client.load(label % 2, 0, &load).unwrap(), [true]);
+        assert_eq!(engine.block(0, 0, 40), block);
         if label % 2 == 0 {
             engine.client.release(&[hit.pin.unwrap()]).unwrap();
         }
@@ -141,8 +144,7 @@ fn a_stopped_server_is_missed_by_loads_only_and_comes_back() {
     engine.client.end_session(1).unwrap();
     assert!(engine.client.is_healthy(), "nobody has asked the server anything");
     let stopped = Instant::now();
-    let load = [load_chunk(&chain, 0, four(1))];
-    assert_eq!(engine.client.load(1, 0, &load).unwrap(), [false]);
+    assert!(engine.client.status().is_err());
     assert!(stopped.elapsed() >= DEADLINE, "it could not know before");
     // From here on calls do not wait: several in less time than one deadline would be a timed assertion, so only that
     // they all end.

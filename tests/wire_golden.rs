@@ -242,6 +242,8 @@ fn replies() -> Vec<(&'static str, Reply)> {
             Reply::Register(RegisterReply {
                 domain_seed: key(0),
                 chunk_size: 544,
+                domain: None,
+                kept_frames_max: 0,
             }),
         ),
         (
@@ -316,6 +318,15 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     kept_frames_max: 16384,
                 }),
                 ..LookupReply::default()
+            }),
+        ),
+        (
+            "register_reply_domain",
+            Reply::Register(RegisterReply {
+                domain_seed: key(0),
+                chunk_size: 544,
+                domain: Some(3),
+                kept_frames_max: 16384,
             }),
         ),
     ]

@@ -260,14 +260,18 @@ impl Core {
         Ok(())
     }
 
-    /// Registers one rank. A rank of an engine that registers again ends the engine's partials: whatever it
+    /// Registers one rank, and returns the number of its domain and how many frames its pins may keep. A rank of an engine that registers again ends the engine's partials: whatever it
     /// stored before may never be completed.
     ///
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::UnknownClient`], and those of the layout:
     /// [`CoreError::InvalidArgument`], [`CoreError::InvalidGroup`], [`CoreError::RegistrationConflict`],
     /// [`CoreError::ObjectTooLarge`], [`CoreError::LimitExceeded`]. Nothing has changed then.
-    pub fn register(&mut self, client: ClientId, registration: &Registration) -> Result<(), CoreError> {
+    pub fn register(
+        &mut self,
+        client: ClientId,
+        registration: &Registration,
+    ) -> Result<(u32, u64), CoreError> {
         self.require_chunk_size()?;
         if !self.chunk_sizes.contains(&registration.chunk_size) {
             let size = registration.chunk_size;
@@ -297,7 +301,7 @@ impl Core {
         if let Some(old) = self.client_mut(client)?.registration.replace(new) {
             self.registry.unregister(old.domain);
         }
-        Ok(())
+        Ok((domain, self.kept_frames_max(self.domain(domain)?)))
     }
 
     /// Drops the client's registration and its engine's partials. Objects stay. Fine when there is none.

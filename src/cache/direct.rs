@@ -1,13 +1,13 @@
-//! Lookups without a message: the reader's side of the read protocol, up to its pins.
+//! Lookups and retrieves without a message: the reader's side of the read protocol, up to its pins.
 //!
-//! May import `geometry`, `shm` and this module's `api`, `error`, `index`, `lookup`, `pin_words`, `probe`, `record` and `shape`.
+//! May import `geometry`, `pool`, `shm` and this module's `api`, `error`, `index`, `lookup`, `pin_words`, `probe`, `record` and `shape`.
 //! Protocol: docs/shm-layout.md, "read".
 //!
 //! A reader finds what it wants, writes pin words, fences, and looks at every pinned record again. What is still there
 //! then stays: whoever evicts either sees the pin or had taken the record out before. Of a full-attention group only the
 //! deepest object is pinned, since what it hangs under goes after it.
 
-use super::api::{LoadItem, LookupAnswer, LookupRequest};
+use super::api::{LoadItem, LookupAnswer, LookupRequest, ObjectId, PartPlace, RetrieveAnswer};
 use super::error::CoreError;
 use super::index::IndexReader;
 use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
@@ -15,6 +15,7 @@ use super::pin_words::{Kept, PinWords};
 use super::probe::{Found, Probed, id_of, probe};
 use super::shape::DomainShape;
 use crate::geometry::ObjectKind;
+use crate::pool::body;
 use crate::shm::mapping::Access;
 
 /// An answer, and what it adds to the client's counters.
@@ -99,6 +100,76 @@ pub fn look_up<A: Access>(
     }
     // What it found kept vanishing.
     Ok(found)
+}
+
+/// Objects to read, of which one part each is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct RetrieveRequest<'a> {
+    /// The number that the domain's records carry.
+    pub domain: u32,
+    /// Frames that all pins of the client may keep.
+    pub kept_frames_max: u64,
+    /// Label of the pin.
+    pub session: u64,
+    /// The part.
+    pub part: u16,
+    /// The objects.
+    pub ids: &'a [ObjectId],
+}
+
+/// Pins objects for reading and says where one part of each lies, as the server would; what is not there has
+/// incarnation 0. The second value tells that something was left out for what the client's pins keep already. Nothing
+/// where pin words have run out.
+pub fn retrieve<A: Access>(
+    reader: &IndexReader<'_, A>,
+    request: &RetrieveRequest<'_>,
+    pins: &mut PinWords,
+    is_current: impl Fn() -> bool,
+) -> Option<(RetrieveAnswer, bool)> {
+    let (mut kept, mut shortened) = (Kept::new(), false);
+    let mut found: Vec<Option<Found>> = Vec::with_capacity(request.ids.len());
+    for id in request.ids {
+        let view = reader.lookup(id).filter(|view| view.domain == request.domain);
+        found.push(view.map(Found::from).filter(|found| {
+            kept.push((found.record, found.frames));
+            let fits = pins.fits(&kept, request.kept_frames_max);
+            if !fits {
+                kept.pop();
+                shortened = true;
+            }
+            fits
+        }));
+    }
+    let records: Vec<u32> = kept.iter().map(|(record, _)| *record).collect();
+    let mut answer = RetrieveAnswer::default();
+    if !records.is_empty() {
+        answer.pin = pins.hold(request.session, &records, kept)?;
+    }
+    let (mut words, is_current) = (Vec::new(), is_current());
+    for (id, found) in request.ids.iter().zip(found) {
+        let first_extent = answer.extents.len() as u32;
+        let place = found.filter(|_| is_current).and_then(|found| {
+            let view = reader.view(found.record, id)?;
+            if view.incarnation != found.incarnation {
+                return None;
+            }
+            reader.body(&view, &mut words)?;
+            let (bytes, checksum) = body::part(&words, request.part, &mut answer.extents)?;
+            Some(PartPlace {
+                incarnation: view.incarnation,
+                bytes,
+                checksum,
+                first_extent,
+                extent_count: answer.extents.len() as u32 - first_extent,
+                tokens: view.tokens,
+                held_from: view.held_from,
+            })
+        });
+        answer.places.push(place.unwrap_or_default());
+    }
+    // The deepest first, so that what it hangs under is the more recent.
+    pins.touch(&records.into_iter().rev().collect::<Vec<_>>());
+    Some((answer, shortened))
 }
 
 fn is_anchor(load: &Load, shape: &DomainShape) -> bool {

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::ClientError;
 use super::session::{Regions, length};
 use super::stats::Stat;
-use crate::cache::direct::{self, Direct};
+use crate::cache::direct::{self, Direct, RetrieveRequest};
 use crate::cache::index::{IndexLayout, IndexReader};
 use crate::cache::pin_words::PinWords;
 use crate::cache::slabs::SLAB_BYTES;
-use crate::cache::{CoreError, DomainShape, GroupShape, LookupRequest, Tail};
+use crate::cache::{CoreError, DomainShape, GroupShape, LookupRequest, RetrieveAnswer, Tail};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::shm::atfork::ForkClosedFd;
@@ -155,6 +155,12 @@ impl Attached {
         let is_current = || self.boot_unchanged();
         let mut pins = self.pins();
         Some(direct::look_up(&reader, &shape, &request, &mut pins, is_current))
+    }
+
+    /// Pins objects for reading, from memory. Nothing where the server has to be asked.
+    pub(super) fn retrieve(&self, request: &RetrieveRequest<'_>) -> Option<(RetrieveAnswer, bool)> {
+        let reader = IndexReader::new(&self.index, self.layout);
+        direct::retrieve(&reader, request, &mut self.pins(), || self.boot_unchanged())
     }
 
     /// Takes pins back; those that are gone already are ignored.

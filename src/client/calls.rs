@@ -19,7 +19,7 @@ pub struct Pin {
 }
 
 /// Marks the ids of pins in this client's slab; the server counts its own from 1.
-const OWN: u64 = 1 << 63;
+pub(super) const OWN: u64 = 1 << 63;
 
 /// The answer to a lookup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

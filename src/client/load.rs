@@ -9,7 +9,7 @@ use super::wanted::Registered;
 use super::{Client, ClientError};
 use crate::copy::{CopyEngine, SummedPlan};
 use crate::keys::ChunkKey;
-use crate::wire::{MAX_ITEMS, ObjectId, PartPlace, Reply, Request, Retrieve, RetrieveReply};
+use crate::wire::{MAX_ITEMS, ObjectId, PartPlace, Request, RetrieveReply};
 
 /// One object to load.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,33 +108,15 @@ impl Client {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
-        let retrieve = Request::Retrieve(Retrieve {
-            domain_seed: registered.seed,
-            session: session_label,
-            part,
-            ids: requests.iter().map(|request| request.id).collect(),
-        });
-        let (reply, session) = self.core.call(None, &retrieve)?;
-        let found = match reply {
-            Reply::Retrieve(found) if found.places.len() == requests.len() => found,
-            reply => return Err(self.core.distrust(&session, &reply)),
-        };
+        let ids = requests.iter().map(|request| request.id).collect();
+        let (found, session) = self.core.retrieve(registered, session_label, part, ids)?;
         let sums = self.core.config.checksums;
         let copied = scatter(&session, &found, requests, holdings, memory, sums);
         let loaded = copied.map(|copied| self.verify(&session, &found, &copied));
-        // Whatever became of the copy, the pin goes back. Nobody needs to wait until it has.
-        let deadline = self.core.deadline();
-        if found.pin != 0
-            && let Ok(mut link) = self.core.acquire(Some(&session), deadline)
-        {
-            if let Ok(loaded) = &loaded
-                && let Some(request) = discard(registered.seed, requests, &found, loaded)
-            {
-                link.post(&request, deadline);
-            }
-            let pins = vec![found.pin];
-            link.post(&Request::Release { pins }, deadline);
-        }
+        // Whatever became of the copy, the pin goes back.
+        let loaded_now = loaded.as_deref().unwrap_or_default();
+        let damage = discard(registered.seed, requests, &found, loaded_now);
+        self.core.let_go(&session, found.pin, damage);
         let loaded = loaded?;
         Ok(loaded.iter().map(|item| *item == Loaded::Whole).collect())
     }

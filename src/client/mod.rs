@@ -28,6 +28,7 @@ mod load;
 mod populate;
 mod present;
 mod recover;
+mod retrieve;
 mod session;
 mod state;
 mod stats;

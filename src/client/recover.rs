@@ -144,7 +144,12 @@ pub(super) fn confirm(
     if seed != reply.domain_seed {
         return Err(ClientError::SeedMismatch);
     }
-    Ok(Registered { request, seed })
+    Ok(Registered {
+        request,
+        seed,
+        domain: reply.domain,
+        kept_frames_max: reply.kept_frames_max,
+    })
 }
 
 /// Space for the first store. None to be had now is no reason to do without lookups.

@@ -156,7 +156,12 @@ impl Client {
         }
         let request = self.core.wanted().register.ok_or(ClientError::NoRegistration)?;
         let seed = super::wanted::domain_seed(&request, self.core.chunk_size().unwrap_or(0))?;
-        Ok(Arc::new(Registered { request, seed }))
+        Ok(Arc::new(Registered {
+            request,
+            seed,
+            domain: None,
+            kept_frames_max: 0,
+        }))
     }
 
     fn count_stores(&self, checked: &[Checked<'_>], outcomes: &[StoreOutcome]) {

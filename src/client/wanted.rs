@@ -11,6 +11,9 @@ use crate::wire::{GroupKind, Negotiate, RegisterKvCache};
 pub(super) struct Registered {
     pub(super) request: RegisterKvCache,
     pub(super) seed: ChunkKey,
+    /// Number of the domain in the index, if the server has said so.
+    pub(super) domain: Option<u32>,
+    pub(super) kept_frames_max: u64,
 }
 
 impl Registered {
@@ -23,6 +26,19 @@ impl Registered {
                 group,
                 what: "caches",
             })
+    }
+
+    /// Checks that an object group has a part of that number.
+    pub(super) fn check_part(&self, group: u16, part: u16) -> Result<(), ClientError> {
+        self.group(group)?;
+        let parts = self.request.groups.iter().find(|object| object.group == group);
+        match parts.map_or(0, |object| object.parts) {
+            parts if part < parts => Ok(()),
+            parts => Err(ClientError::invalid(format!(
+                "part {part} of object group {group}, which has {parts}; name one from 0 to {}",
+                parts.saturating_sub(1)
+            ))),
+        }
     }
 }
 

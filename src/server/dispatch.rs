@@ -303,7 +303,7 @@ fn register(server: &Server, session: &mut Session, request: &RegisterKvCache) -
         .domain_seed()
         .map_err(|error| WireError::new(ErrorCode::InvalidArgument, error, []))?;
     let registration = convert::registration(request, domain_seed, chunk_size);
-    with_client(server, session, |core, client| {
+    let (domain, kept_frames_max) = with_client(server, session, |core, client| {
         core.register(client, &registration)
     })?;
     if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
@@ -312,6 +312,8 @@ fn register(server: &Server, session: &mut Session, request: &RegisterKvCache) -
     Ok(Reply::Register(RegisterReply {
         domain_seed,
         chunk_size: u64::from(chunk_size),
+        domain: Some(domain),
+        kept_frames_max,
     }))
 }
 

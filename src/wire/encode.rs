@@ -267,6 +267,8 @@ fn reply_body(b: &mut Builder, reply: &Reply) -> (fb::ReplyBody, WIPOffset<Union
             let args = fb::RegisterReplyArgs {
                 domain_seed: Some(&seed),
                 chunk_size: registered.chunk_size,
+                domain: registered.domain.unwrap_or(u32::MAX),
+                kept_frames_max: registered.kept_frames_max,
             };
             (
                 Body::RegisterReply,

@@ -4765,6 +4765,8 @@ pub mod kvasir {
         impl<'a> RegisterReply<'a> {
             pub const VT_DOMAIN_SEED: ::flatbuffers::VOffsetT = 4;
             pub const VT_CHUNK_SIZE: ::flatbuffers::VOffsetT = 6;
+            pub const VT_DOMAIN: ::flatbuffers::VOffsetT = 8;
+            pub const VT_KEPT_FRAMES_MAX: ::flatbuffers::VOffsetT = 10;
 
             #[inline]
             pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -4776,7 +4778,9 @@ pub mod kvasir {
                 args: &'args RegisterReplyArgs<'args>,
             ) -> ::flatbuffers::WIPOffset<RegisterReply<'bldr>> {
                 let mut builder = RegisterReplyBuilder::new(_fbb);
+                builder.add_kept_frames_max(args.kept_frames_max);
                 builder.add_chunk_size(args.chunk_size);
+                builder.add_domain(args.domain);
                 if let Some(x) = args.domain_seed {
                     builder.add_domain_seed(x);
                 }
@@ -4801,6 +4805,31 @@ pub mod kvasir {
                         .unwrap()
                 }
             }
+            /// The number that records of the domain carry in the index, for clients that find objects there themselves. It holds
+            /// as long as the connection. All ones: not given.
+            #[inline]
+            pub fn domain(&self) -> u32 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<u32>(RegisterReply::VT_DOMAIN, Some(4294967295))
+                        .unwrap()
+                }
+            }
+            /// Frames of the pool that all pins of this client may keep.
+            #[inline]
+            pub fn kept_frames_max(&self) -> u64 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<u64>(RegisterReply::VT_KEPT_FRAMES_MAX, Some(0))
+                        .unwrap()
+                }
+            }
         }
 
         impl ::flatbuffers::Verifiable for RegisterReply<'_> {
@@ -4812,6 +4841,8 @@ pub mod kvasir {
                 v.visit_table(pos)?
                     .visit_field::<Hash32>("domain_seed", Self::VT_DOMAIN_SEED, false)?
                     .visit_field::<u64>("chunk_size", Self::VT_CHUNK_SIZE, false)?
+                    .visit_field::<u32>("domain", Self::VT_DOMAIN, false)?
+                    .visit_field::<u64>("kept_frames_max", Self::VT_KEPT_FRAMES_MAX, false)?
                     .finish();
                 Ok(())
             }
@@ -4819,6 +4850,8 @@ pub mod kvasir {
         pub struct RegisterReplyArgs<'a> {
             pub domain_seed: Option<&'a Hash32>,
             pub chunk_size: u64,
+            pub domain: u32,
+            pub kept_frames_max: u64,
         }
         impl<'a> Default for RegisterReplyArgs<'a> {
             #[inline]
@@ -4826,6 +4859,8 @@ pub mod kvasir {
                 RegisterReplyArgs {
                     domain_seed: None,
                     chunk_size: 0,
+                    domain: 4294967295,
+                    kept_frames_max: 0,
                 }
             }
         }
@@ -4844,6 +4879,16 @@ pub mod kvasir {
             pub fn add_chunk_size(&mut self, chunk_size: u64) {
                 self.fbb_
                     .push_slot::<u64>(RegisterReply::VT_CHUNK_SIZE, chunk_size, 0);
+            }
+            #[inline]
+            pub fn add_domain(&mut self, domain: u32) {
+                self.fbb_
+                    .push_slot::<u32>(RegisterReply::VT_DOMAIN, domain, 4294967295);
+            }
+            #[inline]
+            pub fn add_kept_frames_max(&mut self, kept_frames_max: u64) {
+                self.fbb_
+                    .push_slot::<u64>(RegisterReply::VT_KEPT_FRAMES_MAX, kept_frames_max, 0);
             }
             #[inline]
             pub fn new(
@@ -4867,6 +4912,8 @@ pub mod kvasir {
                 let mut ds = f.debug_struct("RegisterReply");
                 ds.field("domain_seed", &self.domain_seed());
                 ds.field("chunk_size", &self.chunk_size());
+                ds.field("domain", &self.domain());
+                ds.field("kept_frames_max", &self.kept_frames_max());
                 ds.finish()
             }
         }

@@ -358,6 +358,10 @@ pub struct RegisterReply {
     pub domain_seed: ChunkKey,
     /// The chunk size in force.
     pub chunk_size: u64,
+    /// The number that records of the domain carry in the index, for clients that find objects there themselves.
+    pub domain: Option<u32>,
+    /// Frames of the pool that all pins of this client may keep.
+    pub kept_frames_max: u64,
 }
 
 /// A partial chunk of the prompt.

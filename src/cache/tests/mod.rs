@@ -148,7 +148,7 @@ impl Rig {
             payload_path: PayloadPath::ShmDirect,
             stores: true,
         };
-        self.core.register(peer.id, &registration)
+        self.core.register(peer.id, &registration).map(drop)
     }
 
     /// A client registered as the only rank of a model with these groups.

@@ -29,6 +29,8 @@ pub(super) fn body(root: &fb::Reply<'_>) -> Decoded<Reply> {
             Ok(Reply::Register(RegisterReply {
                 domain_seed: key("domain_seed", body.domain_seed())?,
                 chunk_size: body.chunk_size(),
+                domain: Some(body.domain()).filter(|domain| *domain != u32::MAX),
+                kept_frames_max: body.kept_frames_max(),
             }))
         }
         Body::LookupReply => lookup_reply(require("body", root.body_as_lookup_reply())?).map(Reply::Lookup),
