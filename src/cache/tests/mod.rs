@@ -289,6 +289,22 @@ impl Rig {
         found.unwrap().answer
     }
 
+    /// What a client finds itself of one part of each, with nothing pinned afterwards.
+    pub(super) fn retrieve_direct(&self, peer: &mut Peer, part: u16, ids: &[ObjectId]) -> RetrieveAnswer {
+        let request = direct::RetrieveRequest {
+            domain: self.core.registry.find(&self.seed).unwrap().0,
+            kept_frames_max: u64::MAX,
+            session: 0,
+            part,
+            ids,
+        };
+        let reader = self.core.index.reader();
+        let (found, shortened) = direct::retrieve(&reader, &request, &mut peer.words, || true).unwrap();
+        assert!(!shortened);
+        peer.words.release(found.pin);
+        found
+    }
+
     pub(super) fn release(&mut self, peer: &Peer, pin: u64) {
         if pin != 0 {
             self.core.release(peer.id, &[pin]).unwrap();

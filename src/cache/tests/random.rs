@@ -184,6 +184,7 @@ impl World {
                         group,
                     })
                     .collect();
+                let direct = self.rig.retrieve_direct(&mut self.peers[peer % 3], 1, &ids);
                 let id = self.peers[peer].id;
                 let seed = self.rig.seed;
                 let got = self
@@ -191,6 +192,7 @@ impl World {
                     .core
                     .retrieve(id, seed, u64::from(prompt), 1, &ids)
                     .unwrap();
+                assert_eq!((direct.places, direct.extents), (got.places, got.extents));
                 if got.pin != 0 {
                     self.pins[peer].push(got.pin);
                 }
