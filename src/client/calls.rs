@@ -169,7 +169,8 @@ impl Core {
 
     /// See [`super::Client::end_session`].
     pub(super) fn end_session(self: &Arc<Self>, label: u64) -> Result<(), ClientError> {
-        let Some(session) = self.session() else {
+        // A forked child has neither the slab nor the connection.
+        let Some(session) = self.session().filter(|_| !self.is_forked_copy()) else {
             return Ok(());
         };
         if let Some(attached) = session.attached() {
@@ -185,7 +186,7 @@ impl Core {
 
     /// See [`super::Client::release`].
     pub(super) fn release(self: &Arc<Self>, pins: &[Pin]) -> Result<(), ClientError> {
-        let Some(session) = self.session() else {
+        let Some(session) = self.session().filter(|_| !self.is_forked_copy()) else {
             return Ok(());
         };
         let current = pins.iter().filter(|pin| pin.connection == session.generation);
