@@ -1,8 +1,7 @@
 //! Arguments as Python gives them.
 
-use kvasir::client::{LoadRequest, StoreRequest};
 use kvasir::keys::{ChunkKey, DomainFields};
-use kvasir::wire::{Domain, GroupKind, GroupSpan, ObjectGroup, ObjectId, PeerKind};
+use kvasir::wire::{Domain, GroupKind, GroupSpan, ObjectGroup, PeerKind};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -102,29 +101,5 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Key {
             PyValueError::new_err(format!("a key has 32 bytes, this one has {}", bytes.len()))
         })?;
         Ok(Self(ChunkKey::from_bytes(key)))
-    }
-}
-
-/// (key, parent, object group, part, tokens, block ids per KV cache group).
-pub(crate) type StoreArg = (Key, Option<Key>, u16, u16, u32, Vec<Vec<i64>>);
-
-pub(crate) fn store_request((key, parent, group, part, tokens, blocks): StoreArg) -> StoreRequest {
-    StoreRequest {
-        id: ObjectId { key: key.0, group },
-        parent: parent.map(|parent| parent.0),
-        part,
-        tokens,
-        blocks: (!blocks.is_empty()).then_some(blocks),
-    }
-}
-
-/// (key, object group, tokens, block ids per KV cache group).
-pub(crate) type LoadArg = (Key, u16, u32, Vec<Vec<i64>>);
-
-pub(crate) fn load_request((key, group, tokens, blocks): LoadArg) -> LoadRequest {
-    LoadRequest {
-        id: ObjectId { key: key.0, group },
-        tokens,
-        blocks,
     }
 }

@@ -19,8 +19,8 @@ from kvasir.vllm.notes import Notes
 # Times that a lookup asks until the servers agree; then it is a miss.
 ROUNDS_MAX = 3
 
-# (key, object group, chunk, tokens), as in `Hit.loads`
-Objects = Sequence[tuple[bytes, int, int, int]]
+# (keys, object group, first chunk, tokens of each), as in `Hit.runs`
+Named = tuple[bytes, int, int, int]
 
 # Per server the pin that it gave; empty where nothing is pinned.
 Pins = tuple[int, ...]
@@ -36,7 +36,7 @@ class Miss:
 
     hit_tokens: int = 0
     pin: int = 0
-    loads: tuple[()] = ()
+    runs: tuple[()] = ()
     present_tokens: tuple[()] = ()
     degraded: bool = True
 
@@ -47,25 +47,25 @@ class FleetHit:
 
     hit_tokens: int
     pin: Pins
-    loads_by_server: tuple[Objects, ...]
+    runs_by_server: tuple[Sequence[Named], ...]
     """A single entry where all name the same objects."""
     present_tokens: list[int]
     """The least of any server; where a hit of its own reaches further there, that counts."""
     degraded: bool = False
 
     @property
-    def loads(self) -> Objects:
+    def runs(self) -> Sequence[Named]:
         """What the first server names."""
-        return self.loads_by_server[0]
+        return self.runs_by_server[0]
 
 
 # What a lookup may come back with, from one server or several.
 Answer = Hit | FleetHit | Miss
 
 
-def loads_by_server(hit: Answer) -> Sequence[Objects]:
+def runs_by_server(hit: Answer) -> Sequence[Sequence[Named]]:
     """The objects that each server names; a single entry where all name the same, or where there is one server."""
-    return hit.loads_by_server if isinstance(hit, FleetHit) else (hit.loads,)
+    return hit.runs_by_server if isinstance(hit, FleetHit) else (hit.runs,)
 
 
 @dataclasses.dataclass
@@ -247,7 +247,7 @@ class Fleet:
         if length <= asked.local or not agreed:
             self._drop(asked)
             return FleetHit(length if agreed else 0, (), ((),), present)
-        named = tuple(hit.loads for hit in hits)
+        named = tuple(hit.runs for hit in hits)
         pins = tuple(hit.pin for hit in hits)
         return FleetHit(
             length, pins if any(pins) else (), named[:1] if all(one == named[0] for one in named) else named, present

@@ -6,12 +6,13 @@ Recurrent states exist only where a step ended, so they are stored in that very 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from kvasir import KeyChain
+from kvasir import KeyChain, pack_blocks
 from kvasir.vllm.geometry import Geometry, ObjectGroup
-from kvasir.vllm.meta import Stores
+from kvasir.vllm.meta import StoreRun, Stores
 from kvasir.vllm.requests import RequestState
+from kvasir.vllm.runs import Lists, Table, cut
 
 # While tokens are generated the tail of the current chunk is stored at most this many times before the chunk is full,
 # each copy superseding the one before. That bounds the extra bytes to about four times the generated ones.
@@ -23,7 +24,7 @@ States = dict[int, dict[int, int]]
 
 def states_of_step(
     geometry: Geometry,
-    table: Sequence[Sequence[int]],
+    table: Table,
     reached: int,
     handed: Iterable[tuple[int, int, int]],
     settled: bool,
@@ -74,7 +75,7 @@ class StorePlanner:
         return state.prompt_tail_done or limit < state.request.num_prompt_tokens
 
     def plan(
-        self, state: RequestState, seed: bytes, table: Sequence[Sequence[int]], reached: int, states: States, out: Stores
+        self, state: RequestState, seed: bytes, table: Table, reached: int, states: States, out: Stores
     ) -> None:
         """Adds to `out` what this step completes."""
         if not states and self.is_up_to_date(state, reached):
@@ -83,10 +84,8 @@ class StorePlanner:
         unit = limit // self._geometry.alignment
         state.unit = unit
         chain = state.chain_to(unit * self._geometry.alignment, seed, self._chunk_size)
-        before = len(out.items)
-        for chunk in range(state.next_chunk, limit // self._chunk_size):
-            self._plan_chunk(state, chain, table, chunk, out)
-        state.next_chunk = max(state.next_chunk, limit // self._chunk_size)
+        before = len(out.runs)
+        self._plan_chunks(state, chain, table, range(state.next_chunk, limit // self._chunk_size), out)
         if self._geometry.recurrent is not None:
             for boundary in sorted(states):
                 if boundary <= limit:
@@ -94,21 +93,23 @@ class StorePlanner:
             state.prompt_tail_done = limit >= state.request.num_prompt_tokens
         else:
             self._plan_tail(state, chain, table, limit, out)
-        out.owners += [state.request.request_id] * (len(out.items) - before)
+        out.owners += [state.request.request_id] * (len(out.runs) - before)
 
-    def _plan_chunk(
-        self, state: RequestState, chain: KeyChain, table: Sequence[Sequence[int]], chunk: int, out: Stores
+    def _plan_chunks(
+        self, state: RequestState, chain: KeyChain, table: Table, chunks: range, out: Stores
     ) -> None:
-        size = self._chunk_size
+        if not chunks:
+            return
         for group in self._attention:
-            if (chunk + 1) * size > state.covered[group.index]:
-                self._add(out, chain.chunk_key(chunk), chain, group, table, chunk, size)
-        if state.grown is not None and state.grown[0] == chunk:
+            first = max(chunks.start, state.covered[group.index] // self._chunk_size)
+            self._add(out, chain, group, table, range(first, chunks.stop), self._chunk_size)
+        if state.grown is not None and state.grown[0] in chunks:
             self._supersede(chain.tail_key(*state.grown), out)
             state.grown = None
+        state.next_chunk = chunks.stop
 
     def _plan_tail(
-        self, state: RequestState, chain: KeyChain, table: Sequence[Sequence[int]], limit: int, out: Stores
+        self, state: RequestState, chain: KeyChain, table: Table, limit: int, out: Stores
     ) -> None:
         """The partial last chunk: once where the prompt ends, then as generated tokens fill it up.
 
@@ -124,11 +125,10 @@ class StorePlanner:
         if not tokens or state.tail_end >= chunk * self._chunk_size + tokens:
             return
         state.tail_end = chunk * self._chunk_size + tokens
-        key = chain.tail_key(chunk, tokens)
         stored = False
         for group in self._attention:
             if state.tail_end > state.covered[group.index]:
-                stored |= self._add(out, key, chain, group, table, chunk, tokens)
+                stored |= self._add(out, chain, group, table, range(chunk, chunk + 1), tokens)
         if growing and stored:
             if state.grown is not None and state.grown[0] == chunk:
                 self._supersede(chain.tail_key(*state.grown), out)
@@ -141,7 +141,7 @@ class StorePlanner:
         self,
         state: RequestState,
         chain: KeyChain,
-        table: Sequence[Sequence[int]],
+        table: Table,
         boundary: int,
         blocks: dict[int, int],
         out: Stores,
@@ -155,32 +155,34 @@ class StorePlanner:
         if tokens:
             key = chain.tail_key(chunk, tokens)
             for attention in self._attention:
-                self._add(out, key, chain, attention, table, chunk, tokens)
+                self._add(out, chain, attention, table, range(chunk, chunk + 1), tokens)
         else:
             chunk, tokens = chunk - 1, self._chunk_size
             key = chain.chunk_key(chunk)
-        ids = [[blocks[kv_group]] for kv_group in group.kv_groups]
-        out.items.append((key, chain.parent_key(chunk), group.index, tokens, ids))
+        ids = [pack_blocks([blocks[kv_group]], 0, 1)[0] for kv_group in group.kv_groups]
+        out.runs.append(StoreRun(key, chain.parent_key(chunk), group.index, tokens, ids))
 
     def _add(
-        self, out: Stores, key: bytes, chain: KeyChain, group: ObjectGroup, table: Sequence[Sequence[int]], chunk: int,
-        tokens: int,
-    ) -> bool:  # fmt: skip
-        """Adds one attention object; nothing if the engine no longer holds what it needs."""
-        start = chunk * self._chunk_size
-        ids = []
-        for kv_group, span in zip(group.kv_groups, group.spans):
-            part = list(table[kv_group][start // span : (start + tokens) // span])
-            if len(part) != tokens // span:
-                return False
-            ids.append(part)
-        if _holds_what_is_needed(group, ids, start, start + tokens):
-            out.items.append((key, chain.parent_key(chunk), group.index, tokens, ids))
-            return True
-        return False
+        self, out: Stores, chain: KeyChain, group: ObjectGroup, table: Table, chunks: range, tokens: int
+    ) -> bool:
+        """Adds attention objects of `tokens` tokens, but for those of which the engine no longer holds what they need.
+
+        More than one only of whole chunks. Whether it added any.
+        """
+        size = self._chunk_size
+
+        def held(chunk: int, ids: Lists) -> bool:
+            return _holds_what_is_needed(group, ids, chunk * size, chunk * size + tokens)
+
+        runs = cut(group, table, size, chunks, tokens, held)
+        for run in runs:
+            first, end = run.chunks.start, run.chunks.stop
+            keys = chain.keys(first, end) if tokens == size else chain.tail_key(first, tokens)
+            out.runs.append(StoreRun(keys, chain.parent_key(first), group.index, tokens, run.blocks))
+        return bool(runs)
 
 
-def _holds_what_is_needed(group: ObjectGroup, ids: Sequence[Sequence[int]], start: int, end: int) -> bool:
+def _holds_what_is_needed(group: ObjectGroup, ids: Lists, start: int, end: int) -> bool:
     """Whether a request that resumes at `end` finds here every block that it can still see.
 
     Full attention sees all; a window its trailing tokens, so the engine may have let go of earlier blocks. The last

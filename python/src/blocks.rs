@@ -1,0 +1,53 @@
+//! Block ids on their way from the scheduler role to the workers: 8 bytes each, as this machine has its numbers.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::tokens;
+
+/// Bytes of one id.
+const WIDTH: usize = size_of::<i64>();
+
+/// Those of `ids[first:end]` that there are; and whether there are all of them and none is null.
+#[pyfunction]
+pub(crate) fn pack_blocks<'py>(
+    ids: &Bound<'py, PyList>,
+    first: usize,
+    end: usize,
+) -> PyResult<(Bound<'py, PyBytes>, bool)> {
+    let present = first.min(ids.len())..end.max(first).min(ids.len());
+    let blocks: Vec<i64> = match tokens::from_list(ids, present.clone()) {
+        Some(blocks) => blocks,
+        None => present
+            .clone()
+            .map(|index| ids.get_item(index)?.extract())
+            .collect::<PyResult<_>>()?,
+    };
+    let whole = present == (first..end) && !blocks.contains(&0);
+    let packed = PyBytes::new_with(ids.py(), blocks.len() * WIDTH, |bytes| {
+        for (place, block) in bytes.chunks_exact_mut(WIDTH).zip(&blocks) {
+            place.copy_from_slice(&block.to_ne_bytes());
+        }
+        Ok(())
+    })?;
+    Ok((packed, whole))
+}
+
+/// Ids as `pack_blocks` packs them.
+pub(crate) struct Blocks(pub(crate) Vec<i64>);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Blocks {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let bytes: &[u8] = object.extract()?;
+        let (words, []) = bytes.as_chunks::<WIDTH>() else {
+            return Err(PyValueError::new_err(format!(
+                "block ids have {WIDTH} bytes each, these are {} bytes together",
+                bytes.len()
+            )));
+        };
+        Ok(Self(words.iter().map(|word| i64::from_ne_bytes(*word)).collect()))
+    }
+}
