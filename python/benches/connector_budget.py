@@ -181,12 +181,13 @@ def admission(engine: Engine, first_number: int) -> dict[str, Clock]:
             pickle.dumps(metadata, pickle.HIGHEST_PROTOCOL)
         assert metadata.plan.stores is not None and len(fakes.objects(metadata.plan.stores.runs)) == scheduled // CHUNK
 
+    nothing = output({}, {})
     for number in range(first_number, first_number + PROMPTS):
         request = Request(number, LONG)
         hit, _ = engine.ask(request)  # type: ignore[arg-type]
         with found[LOAD_PLAN].measure():
             engine.scheduler.update_state_after_alloc(request, blocks, hit)
-            metadata = engine.scheduler.build_connector_meta(output({}, {}))
+            metadata = engine.scheduler.build_connector_meta(nothing)
         with found[LOAD_PLAN + PICKLED].measure():
             pickle.dumps(metadata, pickle.HIGHEST_PROTOCOL)
         assert [load.broken for load in metadata.plan.sync_loads] == [False]

@@ -25,13 +25,8 @@ pub(crate) fn pack_blocks<'py>(
             .collect::<PyResult<_>>()?,
     };
     let whole = present == (first..end) && !blocks.contains(&0);
-    let packed = PyBytes::new_with(ids.py(), blocks.len() * WIDTH, |bytes| {
-        for (place, block) in bytes.chunks_exact_mut(WIDTH).zip(&blocks) {
-            place.copy_from_slice(&block.to_ne_bytes());
-        }
-        Ok(())
-    })?;
-    Ok((packed, whole))
+    let words: Vec<[u8; WIDTH]> = blocks.into_iter().map(i64::to_ne_bytes).collect();
+    Ok((PyBytes::new(ids.py(), words.as_flattened()), whole))
 }
 
 /// Ids as `pack_blocks` packs them.

@@ -326,7 +326,7 @@ impl Hit {
     }
 
     #[getter]
-    fn runs<'py>(&self, py: Python<'py>) -> PyResult<Vec<NamedRun<'py>>> {
+    fn runs<'py>(&self, py: Python<'py>) -> Vec<NamedRun<'py>> {
         named_runs(py, &self.0.loads)
     }
 

@@ -86,7 +86,7 @@ impl KeyChain {
             let full = self.chain.keys().len();
             PyIndexError::new_err(format!("chunks {first} to {end} of {full} full chunks"))
         })?;
-        joined(py, keys.iter())
+        Ok(joined(py, keys.iter()))
     }
 }
 
@@ -145,14 +145,10 @@ pub(crate) fn bytes<'py>(py: Python<'py>, key: &ChunkKey) -> Bound<'py, PyBytes>
 /// Keys as Python bytes, one behind the other.
 pub(crate) fn joined<'py, 'key>(
     py: Python<'py>,
-    keys: impl ExactSizeIterator<Item = &'key ChunkKey>,
-) -> PyResult<Bound<'py, PyBytes>> {
-    PyBytes::new_with(py, keys.len() * 32, |bytes| {
-        for (place, key) in bytes.chunks_exact_mut(32).zip(keys) {
-            place.copy_from_slice(key.as_bytes());
-        }
-        Ok(())
-    })
+    keys: impl Iterator<Item = &'key ChunkKey>,
+) -> Bound<'py, PyBytes> {
+    let keys: Vec<[u8; 32]> = keys.map(|key| *key.as_bytes()).collect();
+    PyBytes::new(py, keys.as_flattened())
 }
 
 /// Tokens from bytes, a list, a buffer or any other sequence.

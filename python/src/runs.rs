@@ -15,14 +15,14 @@ use crate::keys::joined;
 pub(crate) type NamedRun<'py> = (Bound<'py, PyBytes>, u16, u32, u32);
 
 /// The runs in which a hit names its objects.
-pub(crate) fn named_runs<'py>(py: Python<'py>, loads: &[LoadItem]) -> PyResult<Vec<NamedRun<'py>>> {
+pub(crate) fn named_runs<'py>(py: Python<'py>, loads: &[LoadItem]) -> Vec<NamedRun<'py>> {
     let runs = loads.chunk_by(|one, next| {
         (next.id.group, next.tokens) == (one.id.group, one.tokens)
             && one.chunk.checked_add(1) == Some(next.chunk)
     });
     let run = |run: &[LoadItem]| {
-        let keys = joined(py, run.iter().map(|load| &load.id.key))?;
-        Ok((keys, run[0].id.group, run[0].chunk, run[0].tokens))
+        let keys = joined(py, run.iter().map(|load| &load.id.key));
+        (keys, run[0].id.group, run[0].chunk, run[0].tokens)
     };
     runs.map(run).collect()
 }
