@@ -49,6 +49,7 @@ STORE_PLAN = "32k tokens, plan of its stores"
 STEP = 8192
 STEP_PLAN = "stores of a step of 8192 tokens"
 PICKLED = ", pickled"
+EMPTY = "empty plan"
 SCALE = "for scale: sum() of 32k tokens"
 
 
@@ -169,6 +170,7 @@ def admission(engine: Engine, first_number: int) -> dict[str, Clock]:
     An engine of several processes also pickles the plan on the scheduler's thread, once for all workers.
     """
     found = {name + then: Clock() for name in (LOAD_PLAN, STORE_PLAN, STEP_PLAN) for then in ("", PICKLED)}
+    found[EMPTY + PICKLED] = Clock()
     table = [[1 + at % 60 for at in range(LONG // 16)]]
     blocks = types.SimpleNamespace(get_block_ids=lambda: tuple(table))
 
@@ -192,6 +194,9 @@ def admission(engine: Engine, first_number: int) -> dict[str, Clock]:
             pickle.dumps(metadata, pickle.HIGHEST_PROTOCOL)
         assert [load.broken for load in metadata.plan.sync_loads] == [False]
         engine.scheduler.request_finished_all_groups(request, ())
+        metadata = engine.scheduler.build_connector_meta(nothing)
+        with found[EMPTY + PICKLED].measure():
+            pickle.dumps(metadata, pickle.HIGHEST_PROTOCOL)
 
         request = Request(10_000 + number, LONG)
         engine.ask(request)  # type: ignore[arg-type]

@@ -302,9 +302,9 @@ def layout_fingerprint(json: str) -> bytes:
     "dcp", "groups": [{"kind", "block_size", "tokens_per_block", "window": int|null, "layers": [{"page_size_bytes",
     "dtype", "tokens_per_state": [num, den]|null, "edited_by": str|null, "kernel_block_size": int|null}]}]}."""
 
-def pack_blocks(ids: list[int], first: int, end: int) -> tuple[bytes, bool]:
-    """Block ids `ids[first:end]`, 8 bytes each in the machine's order (`array.array("q")`), of which there are fewer where the
-    list is shorter; and whether there are all of them and none is null."""
+def pack_blocks(ids: list[int], first: int, end: int) -> tuple[bytes, list[int]]:
+    """Block ids `ids[first:end]`, 8 bytes each in the machine's order (`array.array("q")`), null where the list is shorter; and
+    which of them, counted from `first`, are null."""
 
 def copy_path() -> str:
     """Which host copy is used on this CPU: "avx2-streaming" or "portable", for the log."""

@@ -9,24 +9,24 @@ use crate::tokens;
 /// Bytes of one id.
 const WIDTH: usize = size_of::<i64>();
 
-/// Those of `ids[first:end]` that there are; and whether there are all of them and none is null.
+/// `ids[first:end]`, null where the list is shorter, and the positions of the null ones in that.
 #[pyfunction]
 pub(crate) fn pack_blocks<'py>(
     ids: &Bound<'py, PyList>,
     first: usize,
     end: usize,
-) -> PyResult<(Bound<'py, PyBytes>, bool)> {
+) -> PyResult<(Bound<'py, PyBytes>, Vec<usize>)> {
     let present = first.min(ids.len())..end.max(first).min(ids.len());
-    let blocks: Vec<i64> = match tokens::from_list(ids, present.clone()) {
+    let mut blocks: Vec<i64> = match tokens::from_list(ids, present.clone()) {
         Some(blocks) => blocks,
         None => present
-            .clone()
             .map(|index| ids.get_item(index)?.extract())
             .collect::<PyResult<_>>()?,
     };
-    let whole = present == (first..end) && !blocks.contains(&0);
+    blocks.resize(end.saturating_sub(first), 0);
+    let nulls = (0..blocks.len()).filter(|&at| blocks[at] == 0).collect();
     let words: Vec<[u8; WIDTH]> = blocks.into_iter().map(i64::to_ne_bytes).collect();
-    Ok((PyBytes::new(ids.py(), words.as_flattened()), whole))
+    Ok((PyBytes::new(ids.py(), words.as_flattened()), nulls))
 }
 
 /// Ids as `pack_blocks` packs them.

@@ -181,10 +181,11 @@ def test_golden_keys(case):
 
 def test_block_ids_are_packed_as_they_are():
     ids = [1, 0, -5, (1 << 31) + 3, 7]
-    assert kvasir.pack_blocks(ids, 0, 5) == (array.array("q", ids).tobytes(), False)
-    assert kvasir.pack_blocks(ids, 2, 5) == (array.array("q", ids[2:]).tobytes(), True)
-    assert kvasir.pack_blocks(ids, 3, 9) == (array.array("q", ids[3:]).tobytes(), False)
-    assert kvasir.pack_blocks(ids, 4, 4) == (b"", True) and kvasir.pack_blocks(ids, 6, 9) == (b"", False)
+    assert kvasir.pack_blocks(ids, 0, 5) == (array.array("q", ids).tobytes(), [1])
+    assert kvasir.pack_blocks(ids, 2, 5) == (array.array("q", ids[2:]).tobytes(), [])
+    assert kvasir.pack_blocks(ids, 3, 7) == (array.array("q", [*ids[3:], 0, 0]).tobytes(), [2, 3])
+    assert kvasir.pack_blocks(ids, 4, 4) == kvasir.pack_blocks(ids, 4, 3) == (b"", [])
+    assert kvasir.pack_blocks(ids, 6, 8) == (bytes(16), [0, 1])
     for wrong in (["a"], [1.5], [None], None):
         with pytest.raises(TypeError):
             kvasir.pack_blocks(wrong, 0, 1)

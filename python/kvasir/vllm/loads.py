@@ -9,7 +9,7 @@ from kvasir import pack_blocks
 from kvasir.vllm.fleet import Named
 from kvasir.vllm.geometry import Geometry, ObjectGroup
 from kvasir.vllm.meta import KEY_BYTES, LoadRun
-from kvasir.vllm.runs import NULL, Lists, Table, cut
+from kvasir.vllm.runs import Lists, Table, cut
 
 # (first token, end, whether all of their blocks are there and none is null) of objects to load
 _Piece = tuple[int, int, bool]
@@ -37,13 +37,17 @@ def plan(
     for keys, index, chunk, tokens in named:
         group = groups.get(index)
         count = len(keys) // KEY_BYTES
-        # Parts of chunks leave gaps between them.
-        if group is None or count > 1 and tokens != chunk_size:
+        if group is None:
             return Fill([], complete=False)
+        end = (chunk + count - 1) * chunk_size + tokens
         if group.recurrent:
-            if (chunk + count - 1) * chunk_size + tokens == total:
+            if end == total:
                 runs.append(LoadRun(keys[-KEY_BYTES:], index, tokens, _state_blocks(group, table, total)))
                 pieces[index].append((0, total, False))
+            continue
+        if count > 1 and tokens != chunk_size:
+            return Fill([], complete=False)  # parts of chunks leave gaps between them
+        if end <= local:
             continue
         chunks = range(max(chunk, local // chunk_size), min(chunk + count, -(-total // chunk_size)))
         for run in cut(group, table, chunk_size, chunks, tokens, _has_any, local, total):
@@ -98,4 +102,4 @@ def _has_any(_chunk: int, lists: Lists) -> bool:
 
 def _state_blocks(group: ObjectGroup, table: Table, total: int) -> list[bytes]:
     blocks = [(table[kv_group], total // span - 1) for kv_group, span in zip(group.kv_groups, group.spans)]
-    return [pack_blocks(ids, slot, slot + 1)[0] or NULL for ids, slot in blocks]
+    return [pack_blocks(ids, slot, slot + 1)[0] for ids, slot in blocks]

@@ -1,7 +1,7 @@
 """Which of consecutive chunks have something to copy, and the blocks of those. Pure functions over plain data.
 
-A whole prompt may be planned in one step of the engine, so what a run of chunks costs must not depend on their number as
-long as no block of it is null. That is the rule: null are blocks that the engine has let go of, and those are few.
+A whole prompt may be planned in one step of the engine, so only chunks with a null block, one that the engine has let go
+of, are looked at one by one. Those are few: the first of a step of a model with windows, as a rule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Run(NamedTuple):
     blocks: list[bytes]
     """Per KV cache group, packed."""
     whole: bool
-    """None of them is null, except for those that were asked to be."""
+    """None of them is null, except for what lies outside the tokens that were asked for."""
 
 
 def cut(
@@ -47,30 +47,36 @@ def cut(
 ) -> list[Run]:
     """The runs of those `chunks` that are `wanted`, each with an object of `tokens` tokens.
 
-    Blocks that end at or below `local` or begin beyond `total`, and those that the table does not have, are null. A chunk
-    without null blocks is always wanted.
+    Blocks that end at or below `local` or begin beyond `total`, and those that the table does not have, become null. Only
+    chunks where others are null are asked about; every chunk has to reach beyond `local` and begin before `total`.
     """
     if not chunks:
         return []
-    packed, whole = [], True
+    packed: list[bytes] = []
+    holed: set[int] = set()
     for kv_group, span in zip(group.kv_groups, group.spans):
         first = chunks.start * chunk_size // span
         count = ((len(chunks) - 1) * chunk_size + tokens) // span
-        start = min(max(first, local // span), first + count)
-        ids, complete = pack_blocks(table[kv_group], start, min(first + count, total // span))
+        start = max(first, local // span)
+        ids, nulls = pack_blocks(table[kv_group], start, min(first + count, total // span))
         packed.append((NULL * (start - first) + ids).ljust(len(NULL) * count, b"\0"))
-        whole = whole and complete and len(ids) > 0
-    if whole:
+        if nulls:
+            each = count // len(chunks)
+            holed.update(chunks.start + (start - first + at) // each for at in nulls)
+    if not holed:
         return [Run(chunks, packed, True)]
 
-    def part(first: int, last: int) -> list[bytes]:
-        each = [len(ids) // len(chunks) for ids in packed]
-        return [
-            ids[size * (first - chunks.start) : size * (last + 1 - chunks.start)] for ids, size in zip(packed, each)
-        ]
+    def part(first: int, end: int) -> list[bytes]:
+        at, upto = first - chunks.start, end - chunks.start
+        return [ids[len(ids) // len(chunks) * at : len(ids) // len(chunks) * upto] for ids in packed]
 
     def is_wanted(chunk: int) -> bool:
-        return wanted(chunk, [block_ids(ids) for ids in part(chunk, chunk)])
+        return chunk not in holed or wanted(chunk, [block_ids(ids) for ids in part(chunk, chunk + 1)])
 
-    runs = [list(run) for wanted_ones, run in itertools.groupby(chunks, is_wanted) if wanted_ones]
-    return [Run(range(run[0], run[-1] + 1), part(run[0], run[-1]), False) for run in runs]
+    found = []
+    for were_wanted, run in itertools.groupby(chunks, is_wanted):
+        if were_wanted:
+            first, *more = run
+            own = range(first, first + 1 + len(more))
+            found.append(Run(own, part(own.start, own.stop), holed.isdisjoint(own)))
+    return found
