@@ -62,7 +62,7 @@ def cut(
         packed.append((NULL * (start - first) + ids).ljust(len(NULL) * count, b"\0"))
         if nulls:
             each = count // len(chunks)
-            holed.update(chunks.start + (start - first + at) // each for at in nulls)
+            holed |= {chunks.start + (start - first + at) // each for at in nulls}
     if not holed:
         return [Run(chunks, packed, True)]
 
@@ -70,13 +70,8 @@ def cut(
         at, upto = first - chunks.start, end - chunks.start
         return [ids[len(ids) // len(chunks) * at : len(ids) // len(chunks) * upto] for ids in packed]
 
-    def is_wanted(chunk: int) -> bool:
-        return chunk not in holed or wanted(chunk, [block_ids(ids) for ids in part(chunk, chunk + 1)])
-
-    found = []
-    for were_wanted, run in itertools.groupby(chunks, is_wanted):
-        if were_wanted:
-            first, *more = run
-            own = range(first, first + 1 + len(more))
-            found.append(Run(own, part(own.start, own.stop), holed.isdisjoint(own)))
-    return found
+    lost = [
+        chunk for chunk in sorted(holed) if not wanted(chunk, [block_ids(ids) for ids in part(chunk, chunk + 1)])
+    ]
+    between = [range(one + 1, other) for one, other in itertools.pairwise([chunks.start - 1, *lost, chunks.stop])]
+    return [Run(own, part(own.start, own.stop), holed.isdisjoint(own)) for own in between if own]
