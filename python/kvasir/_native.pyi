@@ -303,8 +303,8 @@ def layout_fingerprint(json: str) -> bytes:
     "dtype", "tokens_per_state": [num, den]|null, "edited_by": str|null, "kernel_block_size": int|null}]}]}."""
 
 def pack_blocks(ids: list[int], first: int, end: int) -> tuple[bytes, list[int]]:
-    """Block ids `ids[first:end]`, 8 bytes each in the machine's order (`array.array("q")`), null where the list is shorter; and
-    which of them, counted from `first`, are null."""
+    """Block ids `ids[first:end]`, 8 bytes each in the machine's order (`array.array("q")`), null where the list is
+    shorter; and which of them, counted from `first`, are null."""
 
 def copy_path() -> str:
     """Which host copy is used on this CPU: "avx2-streaming" or "portable", for the log."""

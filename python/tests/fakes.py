@@ -263,7 +263,7 @@ class Client:
         self.loaded.append(objects(runs))
         if isinstance(self.load_answer, Exception):
             raise self.load_answer
-        return self.load_answer if self.load_answer is not None else [[True] * run.count for run in runs]
+        return self.load_answer if self.load_answer is not None else [[True] * run.num_objects for run in runs]
 
     def close(self) -> None:
         pass

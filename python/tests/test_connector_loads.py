@@ -135,7 +135,7 @@ def test_runs_fill_what_their_objects_would_fill_one_by_one(name: str) -> None:
             for null in [draw.choice([0, 0, 0, 0.05, 0.7])]
         ]
         hit = [
-            (key(f"{one.index} {chunk}"), one.index, chunk, min(CHUNK, total - chunk * CHUNK) if draw.random() < 0.9 else CHUNK)
+            (key(f"{one.index} {chunk}"), one.index, chunk, draw.choice([CHUNK, min(CHUNK, total - chunk * CHUNK)]))
             for one in geometry.object_groups
             for missing in [draw.choice([0, 0, 0, 0.1])]
             for chunk in range(-(-total // CHUNK))

@@ -24,15 +24,15 @@ class LoadRun(NamedTuple):
     """Per KV cache group the packed block ids of all objects, as many of each: null where nothing is written."""
 
     @property
-    def count(self) -> int:
+    def num_objects(self) -> int:
         """How many objects these are."""
         return len(self.keys) // KEY_BYTES
 
     def blocks_of(self, objects: Iterable[int]) -> set[int]:
         """Blocks that these of its objects fill."""
         lists = [block_ids(packed) for packed in self.blocks]
-        each = [len(ids) // self.count for ids in lists]
-        blocks = {id for at in objects for ids, n in zip(lists, each) for id in ids[n * at : n * (at + 1)]}
+        each = [len(ids) // self.num_objects for ids in lists]
+        blocks = {block for at in objects for ids, n in zip(lists, each) for block in ids[n * at : n * (at + 1)]}
         return blocks - {0}
 
 

@@ -155,7 +155,7 @@ class WorkerRole:
         runs = load.of(self._rank.server)
         if load.broken or self._layout is None:
             if not load.withheld:
-                self._client.count_failed_loads(max(sum(run.count for run in runs), 1))
+                self._client.count_failed_loads(max(sum(run.num_objects for run in runs), 1))
             return _all_blocks(load, runs)
         try:
             good = self._client.load(load.session, self._rank.part, runs)
@@ -226,7 +226,7 @@ class WorkerRole:
 
 def _all_blocks(load: Load, runs: Sequence[LoadRun]) -> set[int]:
     """What a load without a result leaves behind: every block, or -1 where none is known."""
-    return set(load.blocks).union(*(run.blocks_of(range(run.count)) for run in runs)) or {-1}
+    return set(load.blocks).union(*(run.blocks_of(range(run.num_objects)) for run in runs)) or {-1}
 
 
 def server_of(rank: int, world_size: int, servers: int) -> int:
