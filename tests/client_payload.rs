@@ -211,6 +211,32 @@ fn outcomes_are_told_per_item() {
 }
 
 #[test]
+fn what_is_there_can_be_asked_before_it_is_copied() {
+    let mut place = Place::with_server();
+    let engine = Engine::start(&place, &Shape::plain(64, 0), 1);
+    engine.fill(1);
+    let chain = engine.chain(4 * CHUNK, 1);
+    let item = |chunk| store_chunk(&chain, chunk, 0, four(1));
+    let ids = || [1, 3, 0].map(|chunk| item(chunk).id).to_vec();
+    assert_eq!(engine.client.present(0, ids()).unwrap(), [false; 3]);
+    assert_published(&engine.client.store(&[item(0), item(1)], &[]).unwrap());
+    assert_eq!(engine.client.present(0, ids()).unwrap(), [true, false, true]);
+    assert_eq!(engine.client.present(0, Vec::new()).unwrap(), [false; 0]);
+    let refused = engine.client.present(1, ids());
+    assert!(
+        matches!(&refused, Err(ClientError::Refused(error)) if error.code == ErrorCode::InvalidGroup),
+        "{refused:?}"
+    );
+    // Nothing is held for it, and nothing counts as loaded. Asked on the connection that the pin was given back on.
+    let status: serde_json::Value = serde_json::from_str(&engine.client.status().unwrap()).unwrap();
+    assert_eq!(status["pool"]["pinned"], 0);
+    let stats = engine.client.stats();
+    assert_eq!((stats.stores, stats.loads, stats.failed_loads), (2, 0, 0));
+    place.kill();
+    assert_eq!(engine.client.present(0, ids()).unwrap(), [false; 3]);
+}
+
+#[test]
 fn a_store_larger_than_its_credit_takes_several_commits() {
     // Loads of one call may pin a quarter of the pool.
     let mut place = Place::empty(&["--pool-size", "128MiB", "--chunk-size", "64"]);

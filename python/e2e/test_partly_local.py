@@ -43,3 +43,33 @@ def test_a_hit_continues_the_engine_s_own(bench: Bench, name: str) -> None:
     if name != "qwen3.5":
         # Its front was computed anew in a shorter step, which rounds recurrent layers differently; attention not.
         assert continued == own
+
+
+def test_windows_missing_below_a_hit_are_stored_by_whoever_computes_them(bench: Bench) -> None:
+    """The engine's own prefix hit has let go of windows that every end of a chunk before it needs."""
+    server = bench.server()
+    engine = bench.engine(small("gpt-oss"), server, connector=patient(server))
+    tokens = demo.prompt(1, PROMPT_TOKENS)
+
+    def objects() -> int:
+        server.settle()
+        return server.status()["objects"]
+
+    def stored_bytes() -> int:
+        return sum(c["reported"]["stored_bytes"] for c in server.status()["clients"] if c["kind"] == "worker")
+
+    run(engine, tokens, **APART)
+    run(engine, tokens, no_load=True)
+    gaps = objects()
+    assert gaps > 0
+    for new in (True, False):
+        engine.reset_prefix_cache()
+        before = stored_bytes()
+        run(engine, tokens, no_load=True)
+        found = objects()
+        assert (found > gaps) == (stored_bytes() > before) == new
+        gaps = found
+    chunk = server.chunk_size()
+    for end in range(chunk, PROMPT_TOKENS, chunk):
+        engine.reset_prefix_cache()
+        assert run(engine, tokens[: end + 1], no_store=True)["cached_tokens"] == end

@@ -6,9 +6,14 @@ that they are what the engine makes them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
+import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -24,6 +29,7 @@ TWO = {"tensor_parallel_size": 2}
 PROMPT_TOKENS = 1490
 MLA_BLOCK = 128  # what the CPU engine takes for latent attention without AMX when its workers are processes of their own
 SETTLE_S = 30.0
+START_S = 600.0  # for the engine's modules and its process groups; a watchdog
 
 
 def small(name: str) -> models.Model:
@@ -72,6 +78,51 @@ def test_bytes_that_ranks_have_in_common_are_stored_once(bench: Bench) -> None:
     first, second = (client["reported"] for _, client in sorted(ranks(server.status()).items()))
     assert (first["stores"] > 0, second["stores"]) == (True, 0)
     assert first["loaded_bytes"] == second["loaded_bytes"] == first["stored_bytes"]
+
+
+# The groups that the engine makes of its ranks, and what the connector takes them to hold.
+PLACES = """
+import json, os, sys, torch
+from kvasir.vllm import geometry
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
+
+world, dcp, meet = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+said = os.open(sys.argv[4], os.O_APPEND | os.O_WRONLY)
+spec = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.bfloat16, max_tp_shards=1)
+config = KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+held = geometry.shards(config, geometry.resolve(config, dcp), world, dcp)
+with set_current_vllm_config(VllmConfig()):
+    children = []
+    for rank in range(world):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        parallel_state.init_distributed_environment(world, rank, "file://" + meet, rank, "gloo")
+        parallel_state.initialize_model_parallel(world, decode_context_model_parallel_size=dcp, backend="gloo")
+        tp, share = parallel_state.get_tp_group().rank_in_group, parallel_state.get_dcp_group().rank_in_group
+        os.write(said, json.dumps([tp, share, held[rank]]).encode() + b"\\n")
+        os._exit(0)
+    sys.exit(any(os.waitpid(child, 0)[1] for child in children))
+"""
+
+
+def test_the_engine_deals_tokens_to_context_parallel_ranks_as_assumed(tmp_path: pathlib.Path) -> None:
+    """Ranks with the same share of the tokens are those that are taken to hold the same latent attention."""
+    world, dcp, said = 4, 2, tmp_path / "places"
+    said.touch()
+    command = [sys.executable, "-c", PLACES, str(world), str(dcp), str(tmp_path / "meet"), str(said)]
+    engine = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    try:
+        assert engine.wait(START_S) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(engine.pid, signal.SIGKILL)
+        engine.wait()
+    places = sorted(json.loads(line) for line in said.read_text().splitlines())
+    assert places == [[0, 0, 0], [1, 1, 1], [2, 0, 0], [3, 1, 1]]
 
 
 def test_a_server_for_each_rank(bench: Bench) -> None:

@@ -252,6 +252,10 @@ class Client:
         (another rank cannot store it), "dropped" (no room, counted), "unavailable" (server away, counted). Blocks may be
         reused when it returns."""
 
+    def present(self, part: int, objects: Sequence[tuple[bytes, int]]) -> list[bool]:
+        """Per (key, object group): whether the server has the object now. False for all when it is away. For stores
+        of what may be there already: a store copies first and is then told that it was needless."""
+
     def load(self, session: int, part: int, runs: Sequence[LoadRun]) -> list[list[bool]]:
         """Pins, copies into KV memory, makes the final check and releases. Per run and object: True if all its bytes are
         the object's. After False the object's blocks hold anything and must be recomputed."""

@@ -1,7 +1,7 @@
 //! Arguments as Python gives them.
 
 use kvasir::keys::{ChunkKey, DomainFields};
-use kvasir::wire::{Domain, GroupKind, GroupSpan, ObjectGroup, PeerKind};
+use kvasir::wire::{Domain, GroupKind, GroupSpan, ObjectGroup, ObjectId, PeerKind};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -102,4 +102,9 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Key {
         })?;
         Ok(Self(ChunkKey::from_bytes(key)))
     }
+}
+
+/// (key, object group).
+pub(crate) fn object_id((key, group): (Key, u16)) -> ObjectId {
+    ObjectId { key: key.0, group }
 }

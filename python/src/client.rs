@@ -8,7 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::args::{DomainArg, GroupArg, Key, object_group, peer_kind, spans};
+use crate::args::{DomainArg, GroupArg, Key, object_group, object_id, peer_kind, spans};
 use crate::errors::detached;
 use crate::keys::{KeyChain, bytes};
 use crate::memory::{LayoutArg, RegionArg, kv_memory};
@@ -236,15 +236,17 @@ impl Client {
     ) -> PyResult<Vec<Vec<&'static str>>> {
         let runs = runs.into_iter().map(|run| store_requests(part, run));
         let runs: Vec<Vec<_>> = runs.collect::<PyResult<_>>()?;
-        let supersedes = supersedes
-            .into_iter()
-            .map(|(key, group)| kvasir::wire::ObjectId { key: key.0, group });
-        let supersedes: Vec<_> = supersedes.collect();
+        let supersedes: Vec<_> = supersedes.into_iter().map(object_id).collect();
         let lengths: Vec<_> = runs.iter().map(Vec::len).collect();
         let requests: Vec<_> = runs.into_iter().flatten().collect();
         let outcomes = detached(py, || self.client.store(&requests, &supersedes))?;
         let names = outcomes.into_iter().map(native::StoreOutcome::name);
         Ok(per_run(&lengths, names))
+    }
+
+    fn present(&self, py: Python<'_>, part: u16, objects: Vec<(Key, u16)>) -> PyResult<Vec<bool>> {
+        let ids: Vec<_> = objects.into_iter().map(object_id).collect();
+        detached(py, || self.client.present(part, ids))
     }
 
     fn load(&self, py: Python<'_>, session: u64, part: u16, runs: Vec<LoadArg>) -> PyResult<Vec<Vec<bool>>> {

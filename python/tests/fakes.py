@@ -12,7 +12,7 @@ from kvasir import pack_blocks
 from kvasir.vllm import geometry
 from kvasir.vllm.fleet import Named
 from kvasir.vllm.geometry import Geometry, ObjectGroup
-from kvasir.vllm.meta import KEY_BYTES, LoadRun, StoreRun, block_ids
+from kvasir.vllm.meta import KEY_BYTES, LoadRun, StoreRun, Stores, block_ids
 
 SEED = bytes(32)
 
@@ -27,6 +27,7 @@ class FullAttentionSpec:
     prefix_cacheable: bool = True
     tokens_per_state: int = 1
     non_causal: bool = False
+    max_tp_shards: int | None = None
 
 
 @dataclasses.dataclass
@@ -182,6 +183,11 @@ def objects(runs: Iterable[LoadRun | StoreRun]) -> list[tuple[Any, ...]]:
     return found
 
 
+def may_exist(stores: Stores) -> list[tuple[bytes, int]]:
+    """Objects (key, object group) that workers ask for before they store them."""
+    return [(item[0], item[2]) for at in stores.may_exist for item in objects([stores.runs[at]])]
+
+
 @dataclasses.dataclass
 class Hit:
     """An answer to a lookup."""
@@ -214,6 +220,8 @@ class Client:
         self.stored: list[list[Any]] = []
         """Per call the objects."""
         self.outcomes: list[list[str]] = []
+        self.there: set[tuple[bytes, int]] = set()
+        """Objects that `present` finds."""
         self.loaded: list[Any] = []
         """The same."""
         self.load_answer: list[list[bool]] | Exception | None = None
@@ -255,6 +263,9 @@ class Client:
     def store(self, part: int, runs: Sequence[StoreRun], supersedes: Sequence[Any] = ()) -> list[list[str]]:
         self.stored.append(objects(runs))
         return self.outcomes or [["published"] * len(objects([run])) for run in runs]
+
+    def present(self, part: int, objects: Sequence[tuple[bytes, int]]) -> list[bool]:
+        return [one in self.there for one in objects]
 
     def count_failed_loads(self, loads: int) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,10 @@ class _Tensor:
 class Rank:
     """One worker and its KV tensors. Pages lie `PAD` bytes apart, which nobody may touch."""
 
-    def __init__(self, config: Any, kv_config: Any, number: int, shard: int) -> None:
+    def __init__(self, config: Any, kv_config: Any, number: int, held: Sequence[Sequence[int]]) -> None:
         self.number = number
-        self.shard = shard
-        """What of the model's KV it holds; the same on ranks that hold the same bytes."""
+        self._held = held
+        """Per group, what of the model's KV it holds; the same on ranks that hold the same bytes."""
         self.kv_config = kv_config
         self.connector = KvasirConnector(config, KVConnectorRole.WORKER, kv_config)
         size = 0
@@ -74,7 +75,7 @@ class Rank:
 
     def pattern(self, prompt: int, group: int, index: int) -> list[np.ndarray]:
         """The bytes of a group's block at a place of a prompt."""
-        draw = np.random.default_rng([prompt, group, index, self.shard])
+        draw = np.random.default_rng([prompt, group, index, *self._held[group]])
         return [draw.integers(1, 255, page.size, dtype=np.uint8) for page in self.pages(group, 1)]
 
     def changed(self, before: np.ndarray) -> dict[int, set[int]]:

@@ -95,13 +95,22 @@ class Shape:
     ranks: int = 1
     pp: int = 1
     dcp: int = 1
-    replicas: int = 1
-    """Tensor-parallel ranks that hold the same bytes."""
+    heads: int | None = None
+    """Shards into which attention's heads are split, each on neighbouring ranks of a stage; None: one for each rank."""
 
     @property
     def tp(self) -> int:
         """Workers of a pipeline stage."""
         return self.ranks // self.pp
+
+    def held(self, rank: int, specs: Sequence[Any]) -> list[tuple[int, int, int]]:
+        """Per group what of the model's KV a rank holds: its stage, its heads and, of shared-out tokens, which."""
+        stage, own = divmod(rank, self.tp)
+        attention = stage, own * (self.heads or self.tp) // self.tp
+        return [
+            (stage, own, 0) if isinstance(spec, fakes.MambaSpec) else (*attention, own % self.dcp * spec.dcp_sharded)
+            for spec in specs
+        ]
 
 
 class Stages:
@@ -149,12 +158,12 @@ class Engine:
         span = max(span for _, span in self.geometry.spans)
         config = functools.partial(_config, name, extra, span, shape)
         self.ranks = [
-            Rank(config(rank), _kv_config(specs, shape), rank, rank // shape.replicas) for rank in range(shape.ranks)
+            Rank(config(rank), _kv_config(specs, shape), rank, shape.held(rank, specs)) for rank in range(shape.ranks)
         ]
         if odd is not None:
             self.ranks[-1].connector.shutdown()
             last = shape.ranks - 1
-            self.ranks[-1] = Rank(config(last), _kv_config(odd, shape), last, last // shape.replicas)
+            self.ranks[-1] = Rank(config(last), _kv_config(odd, shape), last, shape.held(last, odd))
         if shape.pp > 1:
             Stages(self.ranks, shape.tp).register()
         else:
@@ -391,7 +400,9 @@ class Engine:
 def _kv_config(specs: Sequence[Any], shape: Shape) -> Any:
     own = copy.deepcopy(specs)  # a test may change those of one engine
     config = fakes.kv_config(*own, layers=LAYERS, num_blocks=BLOCKS, kv_cache_layout="LBHNC")
-    config.kv_tp_replicas = shape.replicas
+    for spec in own:
+        if not isinstance(spec, fakes.MambaSpec):
+            spec.max_tp_shards = shape.heads
     return config
 
 

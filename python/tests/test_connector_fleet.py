@@ -31,6 +31,8 @@ class Server(Client):
         self.socket = name
         self.ends = set(ends)
         self.groups = groups
+        self.present: int | None = None
+        """Tokens up to which everything is there, if that is not up to the last end."""
         self.loses: list[set[int]] = []
         """Per answer: ends that are gone from then on."""
         self.slow = 0
@@ -49,7 +51,7 @@ class Server(Client):
             raise KvasirError("lost")
         asked = self.asked[-1]
         best = max((end for end in self.ends if end <= asked["cap"]), default=0)
-        present = [max(self.ends, default=0) // CHUNK * CHUNK] * self.groups
+        present = [max(self.ends, default=0) if self.present is None else self.present] * self.groups
         hit = Hit(best, 0, self.objects(best), present)
         if asked["pin"] and best > asked["local"]:
             self._next += 1
@@ -144,12 +146,21 @@ def test_what_one_server_lacks_or_the_engine_has_itself_is_not_asked_again() -> 
 def test_present_is_what_all_have() -> None:
     one, (a, b) = fleet([64, 128, 192], [64, 96])
     hit = ask(one, pin=False)
-    # The hit on the second server reaches beyond its full chunks.
-    assert isinstance(hit, FleetHit) and hit.present_tokens == [96] and hit.hit_tokens == 96
+    # Nobody has asked the first whether it can serve 96 tokens.
+    assert isinstance(hit, FleetHit) and (hit.hit_tokens, hit.present_tokens, hit.reach) == (0, [96], 192)
     assert len(a.asked) == len(b.asked) == 1, "a question without a pin loads nothing, so no length has to be agreed on"
     a.groups = 2  # a group that the second server has not heard of
     hit = ask(one, pin=False)
     assert isinstance(hit, FleetHit) and hit.present_tokens == [96, 0]
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_a_gap_below_a_hit_is_no_presence(pin: bool) -> None:
+    """A server that serves 192 tokens may have lost the windows and states before."""
+    one, (a, b) = fleet([192], [192])
+    b.present = 64
+    hit = ask(one, pin=pin)
+    assert isinstance(hit, FleetHit) and (hit.hit_tokens, hit.present_tokens, hit.reach) == (192, [64], 192)
 
 
 @pytest.mark.parametrize("how", ["raises", "degraded"])

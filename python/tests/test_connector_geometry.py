@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -118,19 +119,20 @@ def test_settings_have_defaults_and_refuse_what_they_do_not_know(monkeypatch: py
 def test_ranks_with_the_same_bytes_are_one_part(tp: int, pp: int, replicas: int, expected: list[Any]) -> None:
     found = []
     for rank in range(tp * pp):
-        parallel = types.SimpleNamespace(
-            rank=rank, tensor_parallel_size=tp, pipeline_parallel_size=pp, decode_context_parallel_size=1
-        )
-        one = worker.rank_of(parallel, replicas)
+        parallel = types.SimpleNamespace(rank=rank, tensor_parallel_size=tp, pipeline_parallel_size=pp)
+        one = worker.rank_of(parallel, shards(tp, replicas))
         found.append((one.part, one.parts, one.stores))
     assert found == expected
 
 
-def rank_of(rank: int, tp: int, pp: int, replicas: int, servers: int, dcp: int = 1) -> worker.Rank:
-    parallel = types.SimpleNamespace(
-        rank=rank, tensor_parallel_size=tp, pipeline_parallel_size=pp, decode_context_parallel_size=dcp
-    )
-    return worker.rank_of(parallel, replicas, servers)
+def shards(tp: int, replicas: int) -> list[int]:
+    """Runs of as many ranks hold the same."""
+    return [rank // replicas for rank in range(tp)]
+
+
+def rank_of(rank: int, tp: int, pp: int, shards: Sequence[int], servers: int) -> worker.Rank:
+    parallel = types.SimpleNamespace(rank=rank, tensor_parallel_size=tp, pipeline_parallel_size=pp)
+    return worker.rank_of(parallel, shards, servers)
 
 
 @pytest.mark.parametrize(
@@ -152,24 +154,81 @@ def rank_of(rank: int, tp: int, pp: int, replicas: int, servers: int, dcp: int =
 def test_ranks_and_parts_count_per_server(
     tp: int, pp: int, replicas: int, servers: int, expected: list[tuple[int, ...]]
 ) -> None:
-    ranks = [rank_of(rank, tp, pp, replicas, servers) for rank in range(tp * pp)]
+    ranks = [rank_of(rank, tp, pp, shards(tp, replicas), servers) for rank in range(tp * pp)]
     assert [(r.server, r.rank, r.world_size, r.part, r.parts, r.stores) for r in ranks] == expected
 
 
-def test_context_parallel_ranks_hold_different_tokens_whatever_their_heads() -> None:
-    ranks = [rank_of(rank, 2, 1, 2, 1, dcp=2) for rank in range(2)]
-    assert [(r.part, r.parts, r.stores) for r in ranks] == [(0, 2, True), (1, 2, True)]
+LATENT = fakes.MLAAttentionSpec(16, max_tp_shards=1)
+TWO_HEADS = fakes.FullAttentionSpec(16, max_tp_shards=2)
+EIGHT_HEADS = fakes.FullAttentionSpec(16, max_tp_shards=8)
+UNDECLARED = fakes.FullAttentionSpec(16)
+# Of a draft model that does not take part in context parallelism.
+DRAFT = fakes.MLAAttentionSpec(16, max_tp_shards=1, dcp_sharded=False)
+
+
+@pytest.mark.parametrize(
+    ("specs", "tp", "dcp", "expected"),
+    [
+        ([LATENT], 4, 1, (0, 0, 0, 0)),
+        ([TWO_HEADS], 4, 1, (0, 0, 1, 1)),
+        ([EIGHT_HEADS], 4, 1, (0, 1, 2, 3)),
+        ([UNDECLARED], 2, 1, (0, 1)),
+        ([LATENT, UNDECLARED], 2, 1, (0, 1)),
+        ([LATENT, TWO_HEADS], 4, 1, (0, 0, 1, 1)),
+        ([LATENT, fakes.MambaSpec(16)], 2, 1, (0, 1)),
+        # Context-parallel ranks are neighbours: the same tokens are on every `dcp`-th rank.
+        ([LATENT], 2, 2, (0, 1)),
+        ([LATENT], 4, 2, (0, 1, 0, 1)),
+        ([LATENT], 8, 4, (0, 1, 2, 3, 0, 1, 2, 3)),
+        ([LATENT], 6, 3, (0, 1, 2, 0, 1, 2)),
+        ([TWO_HEADS], 4, 2, (0, 1, 2, 3)),
+        ([TWO_HEADS], 8, 2, (0, 1, 0, 1, 2, 3, 2, 3)),
+        # Groups of four across the two heads' six ranks each: only 0 and 4, 1 and 5, 6 and 10, 7 and 11 agree in both.
+        ([TWO_HEADS], 12, 4, (0, 1, 2, 3, 0, 1, 4, 5, 6, 7, 4, 5)),
+        ([UNDECLARED], 4, 2, (0, 1, 2, 3)),
+        ([LATENT, DRAFT], 4, 2, (0, 1, 0, 1)),
+        ([DRAFT], 4, 2, (0, 0, 0, 0)),
+    ],
+)
+def test_which_ranks_hold_the_same_bytes(specs: list[Any], tp: int, dcp: int, expected: tuple[int, ...]) -> None:
+    config = fakes.kv_config(*specs)
+    assert geometry.shards(config, geometry.resolve(config, dcp), tp, dcp) == expected
+
+
+def test_layers_of_a_collection_and_scratch_count_by_what_is_stored() -> None:
+    layers = {"a": fakes.MLAAttentionSpec(16, 64, max_tp_shards=1), "b": fakes.MLAAttentionSpec(16, 32)}
+    collection = fakes.UniformTypeKVCacheSpecs(layers)
+    scratch = fakes.FullAttentionSpec(16, prefix_cacheable=False)
+    for specs, expected in (([collection], (0, 1)), ([LATENT, scratch], (0, 0))):
+        config = fakes.kv_config(*specs)
+        assert geometry.shards(config, geometry.resolve(config), 2, 1) == expected
+
+
+@pytest.mark.parametrize(
+    ("pp", "servers", "expected"),
+    [
+        # (server, part, parts there, stores)
+        (1, 1, [(0, 0, 2, True), (0, 1, 2, True), (0, 0, 2, False), (0, 1, 2, False)]),
+        (1, 2, [(0, 0, 2, True), (0, 1, 2, True), (1, 0, 2, True), (1, 1, 2, True)]),
+        (1, 4, [(0, 0, 1, True), (1, 0, 1, True), (2, 0, 1, True), (3, 0, 1, True)]),
+        (2, 1, [(0, 0, 4, True), (0, 1, 4, True), (0, 0, 4, False), (0, 1, 4, False)]
+            + [(0, 2, 4, True), (0, 3, 4, True), (0, 2, 4, False), (0, 3, 4, False)]),
+    ],
+)  # fmt: skip
+def test_the_lowest_rank_of_a_shard_stores_it(pp: int, servers: int, expected: list[tuple[int, ...]]) -> None:
+    ranks = [rank_of(rank, 4, pp, (0, 1, 0, 1), servers) for rank in range(4 * pp)]
+    assert [(r.server, r.part, r.parts, r.stores) for r in ranks] == expected
 
 
 def test_pipeline_stages_have_one_fingerprint_in_their_order() -> None:
-    one, two = Stage(b"1" * 32, 1), Stage(b"2" * 32, 1)
+    one, two = Stage(b"1" * 32, (0, 0)), Stage(b"2" * 32, (0, 0))
     assert combine([one]) == one.fingerprint
     assert len({combine([one, two]), combine([two, one]), one.fingerprint, two.fingerprint}) == 4
-    assert combine([one, two]) == combine([Stage(b"1" * 32, 1), Stage(b"2" * 32, 1)])
+    assert combine([one, two]) == combine([Stage(b"1" * 32, (0, 0)), Stage(b"2" * 32, (0, 0))])
     with pytest.raises(LayoutRefused, match="stage 1 has refused"):
         combine([one, None])
-    with pytest.raises(LayoutRefused, match=r"\[1, 2\]"):
-        combine([one, Stage(b"2" * 32, 2)])
+    with pytest.raises(LayoutRefused, match=r"\[\(0, 0\), \(0, 1\)\]"):
+        combine([one, Stage(b"2" * 32, (0, 1))])
 
 
 def test_a_pipeline_stage_without_a_layer_of_some_group_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fakes import Client, Hit, Request, full, key, objects, windowed
+from fakes import Client, Hit, Request, full, key, may_exist, objects, windowed
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.meta import RankReport, StepPlan, StepReport
 from kvasir.vllm.notes import Notes
@@ -343,6 +343,32 @@ def test_per_request_switches() -> None:
     engine.answer(hit(64))
     assert engine.role.matched(request(kv_transfer_params={"no_store": True}), 0) == (64, False)
     assert engine.plan(Scheduled("r", 64, 170, True), tables={"r": TABLE}).stores is None
+
+
+@pytest.mark.parametrize("how", ["no_load", "policy", "local", "skips reading", "loads"])
+def test_windows_below_a_hit_that_is_not_loaded_are_offered(how: str) -> None:
+    engine = Engine(windowed(32), serves=how != "policy")
+    fields: dict[str, dict[str, Any]] = {
+        "no_load": {"kv_transfer_params": {"no_load": True}}, "skips reading": {"skip_reading_prefix_cache": True},
+    }  # fmt: skip
+    one = request(192, **fields.get(how, {}))
+    answer = Hit(128, 0, [*hit(128).objects, (key(1), 1, 1, 64)], [128, 0])
+    engine.answer(answer)
+    local = 128 if how == "local" else 0
+    assert engine.role.matched(one, local) == ((128, True) if how == "loads" else (0, False))
+    blocks = list(range(1, 13))
+    table = [blocks, *[[0] * 6 + blocks[6:] if how in ("local", "loads") else blocks] * 2]
+    if how == "loads":
+        engine.role.allocated(one, table, 128)
+        engine.plan()
+        engine.output(finished=["r"])
+    stores = engine.plan(Scheduled("r", 128, 192, True), tables={"r": table}).stores
+    chain = engine.role._states["r"].chain
+    assert stores is not None and chain is not None
+    windows = {"local": [1, 2], "loads": [2]}.get(how, [0, 1, 2])
+    assert [item[0] for item in objects(stores.runs) if item[2] == 1] == [chain.chunk_key(chunk) for chunk in windows]
+    assert [item[0] for item in objects(stores.runs) if item[2] == 0] == [chain.chunk_key(2)]
+    assert may_exist(stores) == [(chain.chunk_key(chunk), 1) for chunk in windows[:-1]]
 
 
 def test_an_error_while_planning_stores_keeps_the_loads() -> None:

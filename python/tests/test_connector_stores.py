@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fakes import SEED, Request, full, group, hybrid, objects, plain, windowed
+from fakes import SEED, Request, full, group, hybrid, may_exist, objects, plain, windowed
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.meta import Stores, block_ids
 from kvasir.vllm.requests import RequestState
@@ -131,6 +131,71 @@ def test_window_objects_need_what_their_end_can_see() -> None:
     assert stored[run.key(0), 1] == [[0, 0, 3, 4], [0, 0, 9, 4]]
 
 
+def windows(out: Stores) -> list[bytes]:
+    return [item[0] for item in objects(out.runs) if item[2] == 1]
+
+
+def test_windows_below_a_hit_are_stored_where_they_are_lacking() -> None:
+    run = Planned(windowed(32), 320)
+    # Windows up to 64 and at 256 are there, others may be; full attention is there up to 256.
+    run.state.covered, run.state.served, run.state.reach = [256, 64], 256, 256
+    table = [list(range(1, 21)), [0] * 6 + list(range(7, 21)), [0] * 6 + list(range(7, 21))]
+    out = run.step(table, 320)
+    assert windows(out) == [run.key(chunk) for chunk in (1, 2, 3, 4)]
+    assert [item[0] for item in objects(out.runs) if item[2] == 0] == [run.key(4)]
+    assert may_exist(out) == [(run.key(chunk), 1) for chunk in (1, 2, 3)]
+
+
+def test_anything_may_be_there_until_that_is_known() -> None:
+    run = Planned(windowed(32), 128)
+    out = run.step([list(range(1, 9))] * 3, 128)
+    assert may_exist(out) == [(item[0], item[2]) for item in objects(out.runs)] and len(objects(out.runs)) == 4
+    run = Planned(windowed(32), 128)
+    run.state.reach = 64
+    out = run.step([list(range(1, 9))] * 3, 128)
+    assert may_exist(out) == [(run.key(0), 0), (run.key(0), 1)] and len(objects(out.runs)) == 4
+
+
+def test_what_was_loaded_is_there_and_what_was_there_before_may_not_be() -> None:
+    run = Planned(windowed(32), 320)
+    run.state.covered, run.state.served, run.state.reach, run.state.loaded = [256, 0], 256, 256, (128, 256)
+    out = run.step([list(range(1, 21))] * 3, 320)
+    assert windows(out) == [run.key(chunk) for chunk in (0, 1, 4)]
+    assert may_exist(out) == [(run.key(0), 1), (run.key(1), 1)]
+
+
+class Counted(list):  # type: ignore[type-arg]
+    """A block list that counts how often it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        self.looks += 1
+        return super().__getitem__(at)
+
+
+def test_thousands_of_chunks_whose_windows_are_gone_are_not_looked_at_one_by_one() -> None:
+    chunks = 4000
+    run = Planned(windowed(32), chunks * CHUNK + 64)
+    run.state.covered, run.state.served, run.state.reach = [chunks * CHUNK, 0], chunks * CHUNK, chunks * CHUNK
+    gone, held = [0] * (chunks * 4 - 2), list(range(1, 7))
+    table = [Counted([1] * (chunks * 4 + 4)), Counted(gone + held), Counted(gone + held)]
+    out = run.step(table, (chunks + 1) * CHUNK)
+    assert windows(out) == [run.key(chunks - 1), run.key(chunks)]
+    assert sum(ids.looks for ids in table) < 40
+
+
+def test_states_inside_chunks_are_not_covered_by_those_at_their_ends() -> None:
+    run = Planned(hybrid(), 200)
+    run.state.covered, run.state.served, run.state.reach = [192, 192], 192, 192
+    table = [list(range(1, 8)), [0] * 7, [0] * 7]
+    out = run.step(table, 192, {64: {1: 31, 2: 32}, 96: {1: 33, 2: 34}})
+    assert [(item[0], item[2]) for item in objects(out.runs)] == [(run.key(1, 32), 0), (run.key(1, 32), 1)]
+    assert may_exist(out) == [(run.key(1, 32), 0), (run.key(1, 32), 1)]
+    run.state.loaded = (0, 192)
+    assert run.step(table, 192, {96: {1: 33, 2: 34}}).runs == []
+
+
 def test_a_chunked_local_end_that_sees_nothing_stores_what_is_left() -> None:
     geometry = plain(group(0, "full", [0], [16]), group(1, "chunked_local", [1], [16], 64), alignment=16)
     run = Planned(geometry, 64)
@@ -243,13 +308,18 @@ def test_runs_hold_the_objects_that_would_be_stored_one_by_one(name: str) -> Non
         "spans": plain(group(0, "full", [0, 2], [32, 16]), group(1, "sliding_window", [1], [16], 40), alignment=32),
     }[name]
     draw = random.Random(name)
+    windows = {member for one in geometry.object_groups if one.kind != "full" for member in one.kv_groups}
     for _ in range(1000):
         tokens = draw.randrange(CHUNK, 5 * CHUNK)
         reached = sorted(draw.sample(range(tokens), 2)) + [tokens]
         table = [
-            [(draw.random() >= null) * (1000 * kv_group + at + 1) for at in range(tokens // span + 1)]
+            [
+                # The engine lets go of a window's blocks from the front.
+                (at >= gone if kv_group in windows else draw.random() >= null) * (1000 * kv_group + at + 1)
+                for at in range(tokens // span + 1)
+            ]
             for kv_group, span in geometry.spans
-            for null in [draw.choice([0, 0.05, 0.5])]
+            for null, gone in [(draw.choice([0, 0.05, 0.5]), draw.randrange(tokens // span))]
         ]
         run = Planned(geometry, tokens)
         found = [item for end in reached for item in objects(run.step(table, end).runs)]

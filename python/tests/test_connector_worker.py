@@ -131,6 +131,21 @@ def test_stores_go_out_as_one_message_and_orphans_come_back() -> None:
     assert worker.role.take_report() is None
 
 
+def test_what_the_server_has_is_not_copied() -> None:
+    worker = Worker(windowed())
+    keys = [key(name) for name in "abcd"]
+    windows = StoreRun(b"".join(keys), None, 1, 64, [packed(1, 2, 3, 4), packed(5, 6, 7, 8)])
+    worker.client.there = {(keys[0], 0), (keys[0], 1), (keys[1], 1), (keys[2], 0), (keys[3], 1)}
+    worker.client.outcomes = [["published"], ["exists"] * 2, ["no_parent"], ["exists"]]
+    worker.role.save(Stores([stored("a", 1), windows], ["r", "s"], may_exist=[1]))
+    assert worker.client.stored == [[
+        (keys[0], None, 0, 64, [[1]]), (keys[0], None, 1, 64, []), (keys[1], keys[0], 1, 64, []),
+        (keys[2], keys[1], 1, 64, [[3], [7]]), (keys[3], keys[2], 1, 64, []),
+    ]]  # fmt: skip
+    report = worker.role.take_report()
+    assert report is not None and report.orphaned == {"s"}
+
+
 def test_nothing_computed_from_blocks_that_were_not_loaded_is_stored() -> None:
     worker = Worker(full())
     stores = Stores([stored("a", 1)], ["r"])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from scripted import FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, Spared
-from server_status import assert_nothing_held, status
+from server_status import assert_nothing_held, counts, status
 from test_native import Server, client
 
 MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "recurrent": HYBRID_SPECS}
@@ -54,7 +54,11 @@ def test_the_shortest_hit_counts_with_its_own_windows_and_states(
     start(model, "writer").prefill(Request("w", TOKENS), steps=ends)
     with contextlib.closing(client(servers[shorter].socket, "tool")) as tool:
         assert tool.clear()
+    stored = [counts(server)["stores"] for server in servers]
     start(model, "again").prefill(Request("a", 128), steps=[64, 128])
+    # Only the one that lacks it gets it.
+    again = [counts(server)["stores"] - before for server, before in zip(servers, stored)]
+    assert again[shorter] > 0 == again[1 - shorter]
     objects = [status(server)["objects"] for server in servers]
     assert objects[shorter] < objects[1 - shorter]
 

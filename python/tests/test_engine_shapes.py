@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+import fakes
+
 from scripted import FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape
 from server_status import assert_nothing_held, counts, status
 from test_native import Server
@@ -16,9 +18,13 @@ SHAPES = {
     "context parallel": Shape(ranks=2, dcp=2),
     "pipeline": Shape(ranks=2, pp=2),
     "pipeline of pairs": Shape(ranks=4, pp=2),
-    "heads in common": Shape(ranks=2, replicas=2),
+    "heads in common": Shape(ranks=2, heads=1),
+    "heads in common, context parallel": Shape(ranks=4, dcp=2, heads=1),
+    "some heads in common, context parallel": Shape(ranks=8, dcp=2, heads=2),
+    "context parallel stages with heads in common": Shape(ranks=8, pp=2, dcp=2, heads=1),
 }
-MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "recurrent": HYBRID_SPECS}
+LATENT_SPECS = (fakes.MLAAttentionSpec(16, page_size_bytes=512),)
+MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "recurrent": HYBRID_SPECS, "latent": LATENT_SPECS}
 TOKENS = 4 * 64
 
 
@@ -53,9 +59,40 @@ def test_other_shapes_share_nothing(server: Server, engines: Start, shape: str) 
             assert reader.ask(Request("r", TOKENS + 1)) == (0, False)
 
 
-def test_bytes_in_common_are_stored_once(server: Server, engines: Start) -> None:
-    """Twice the ranks, and no byte more than one rank has."""
-    engines(FULL_SPECS, "writer", shape=SHAPES["heads in common"]).prefill(Request("w", TOKENS))
-    both = counts(server)["stored_bytes"]
-    engines(FULL_SPECS, "alone").prefill(Request("a", TOKENS, prompt=2))
-    assert both > 0 and counts(server)["stored_bytes"] == 2 * both
+# Per shape with heads in common: bytes of all distinct shards beside those of a single rank without any parallelism,
+# and which ranks store.
+ONCE = {
+    "heads in common": (1, [0]),
+    "heads in common, context parallel": (1, [0, 1]),
+    "some heads in common, context parallel": (2, [0, 1, 4, 5]),
+    "context parallel stages with heads in common": (2, [0, 1, 4, 5]),
+}
+
+
+@pytest.mark.parametrize("model", ["full", "latent"])
+@pytest.mark.parametrize("shape", ONCE)
+def test_bytes_in_common_are_stored_once(server: Server, engines: Start, shape: str, model: str) -> None:
+    """However many ranks hold a shard, the pool holds it once."""
+    writer = engines(MODELS[model], "writer", shape=SHAPES[shape])
+    writer.prefill(Request("w", TOKENS))
+    workers = [client for client in status(server)["clients"] if client["kind"] == "worker"]
+    stored = {client["registered"]["rank"]: client["reported"]["stores"] for client in workers}
+    times, lowest = ONCE[shape]
+    assert len(stored) == writer.shape.ranks
+    assert sorted(rank for rank, stores in stored.items() if stores) == lowest
+    together, objects = counts(server)["stored_bytes"], status(server)["objects"]
+    engines(MODELS[model], "alone").prefill(Request("a", TOKENS, prompt=2))
+    assert status(server)["objects"] == 2 * objects > 0
+    assert together == times * (counts(server)["stored_bytes"] - together)
+
+
+def test_ranks_that_share_bytes_and_ranks_that_do_not_are_kept_apart(server: Server, engines: Start) -> None:
+    """The same ranks, but other parts of an object: neither is refused, neither gets the other's bytes."""
+    for heads in (1, None):
+        writer = engines(LATENT_SPECS, f"writer {heads}", shape=Shape(ranks=4, dcp=2, heads=heads))
+        writer.prefill(Request("w", TOKENS))
+        reader, request = engines(LATENT_SPECS, f"reader {heads}", shape=writer.shape), Request("r", TOKENS + 1)
+        assert reader.ask(request) == (TOKENS, True)
+        reader.allocate(request, TOKENS, more=1)
+        reader.step()
+        assert reader.wait("r") == set() and reader.holds(request, TOKENS)

@@ -349,6 +349,7 @@ def test_a_lost_server_is_a_miss_and_comes_back(server):
     assert hit.degraded and hit.hit_tokens == 0 and hit.pin == 0 and hit.runs == []
     assert engine.client.store(0, [chunk_run(chain, 0, [1, 2, 3, 4])]) == [["unavailable"]]
     assert engine.client.load(1, 0, [(chain.chunk_key(0), 0, CHUNK, [packed(5, 6, 7, 8)])]) == [[False]]
+    assert engine.client.present(0, [(chain.chunk_key(0), 0)]) == [False]
     assert engine.client.clear() is False
     engine.client.release([1])
     engine.client.end_session(1)
@@ -359,6 +360,7 @@ def test_a_lost_server_is_a_miss_and_comes_back(server):
     server.start()
     eventually("recovery", lambda: engine.client.healthy)
     assert engine.client.store(0, [chunk_run(chain, 0, [1, 2, 3, 4])]) == [["published"]]
+    assert engine.client.present(0, [(chain.chunk_key(0), 0), (bytes(32), 0)]) == [True, False]
     assert engine.client.load(1, 0, [(chain.chunk_key(0), 0, CHUNK, [packed(5, 6, 7, 8)])]) == [[True]]
     assert engine.block(5) == engine.block(1)
     stats = engine.client.stats()

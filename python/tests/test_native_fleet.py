@@ -44,7 +44,7 @@ def servers() -> Iterator[list[Server]]:
 
 
 class Engine:
-    """A scheduler and four ranks in one process, all with connections of their own; `replicas` as the engine counts."""
+    """A scheduler and four ranks in one process, each with its connections; runs of `replicas` hold the same bytes."""
 
     def __init__(self, instance: int, sockets: list[str], replicas: int = 1) -> None:
         own = bytes([instance]) * 16
@@ -57,7 +57,7 @@ class Engine:
             parallel = types.SimpleNamespace(
                 rank=number, tensor_parallel_size=RANKS, pipeline_parallel_size=1, decode_context_parallel_size=1
             )
-            rank = worker.rank_of(parallel, replicas, len(sockets))
+            rank = worker.rank_of(parallel, [rank // replicas for rank in range(RANKS)], len(sockets))
             one = client(sockets[rank.server], "worker", own)
             one.negotiate(GEOMETRY.alignment, spans, 256)
             role = worker.WorkerRole(GEOMETRY, one, rank, NOTES)

@@ -25,6 +25,7 @@ mod handle;
 mod layout;
 mod load;
 mod populate;
+mod present;
 mod recover;
 mod session;
 mod state;

@@ -109,7 +109,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             self._notes.warn(
                 "sockets", f"{ranks} ranks use the first {ranks} of the {len(self._settings.sockets)} servers named"
             )
-        rank = worker.rank_of(parallel, getattr(kv_cache_config, "kv_tp_replicas", 1), len(self._sockets))
+        self._shards = geometries.shards(
+            kv_cache_config, self._geometry, parallel.tensor_parallel_size, parallel.decode_context_parallel_size
+        )
+        rank = worker.rank_of(parallel, self._shards, len(self._sockets))
         clients = [self._connect(socket) for socket in (self._sockets if scheduling else [self._sockets[rank.server]])]
         self._client: Client | Fleet = clients[0]
         if len(clients) > 1:
@@ -217,7 +220,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 "weights_id": identity.weights_id(self._vllm_config, self._settings.weights_id),
                 "kv_dtype": identity.kv_dtype(self._vllm_config),
                 "fingerprint": fingerprint,
-                "parallel_shape": identity.parallel_shape(parallel, self._sockets),
+                "parallel_shape": identity.parallel_shape(parallel, self._sockets, self._shards),
             }
         except OSError as error:
             self._rank_report = RankReport(rank, None, f"the weights have no identity: {error}")
@@ -240,8 +243,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         except Exception:
             engine.exchange(None)  # the other stages wait for this one
             raise
-        replicas = getattr(self._kv_cache_config, "kv_tp_replicas", 1)
-        return placed, layout.combine(engine.exchange(layout.Stage(own, replicas)))
+        return placed, layout.combine(engine.exchange(layout.Stage(own, self._shards)))
 
     def _place_own(self, kv_caches: dict[str, Any]) -> tuple[layout.Layout, bytes]:
         placed = layout.place(kv_caches, self._kv_cache_config, self._geometry)

@@ -50,7 +50,9 @@ class FleetHit:
     runs_by_server: tuple[Sequence[Named], ...]
     """A single entry where all name the same objects."""
     present_tokens: list[int]
-    """The least of any server; where a hit of its own reaches further there, that counts."""
+    """The least of any server."""
+    reach: int
+    """Tokens beyond which no server has anything of what was asked about."""
     degraded: bool = False
 
     @property
@@ -66,6 +68,11 @@ Answer = Hit | FleetHit | Miss
 def runs_by_server(hit: Answer) -> Sequence[Sequence[Named]]:
     """The objects that each server names; a single entry where all name the same, or where there is one server."""
     return hit.runs_by_server if isinstance(hit, FleetHit) else (hit.runs,)
+
+
+def reach(hit: Answer) -> int:
+    """Tokens beyond which there is nothing of what was asked about, on any server."""
+    return hit.reach if isinstance(hit, FleetHit) else max(hit.hit_tokens, *hit.present_tokens, 0)
 
 
 @dataclasses.dataclass
@@ -237,20 +244,21 @@ class Fleet:
             return Miss()
         present = [
             min(counts)
-            for counts in itertools.zip_longest(
-                *([max(count, hit.hit_tokens) for count in hit.present_tokens] for hit in hits), fillvalue=0
-            )
+            for counts in itertools.zip_longest(*(hit.present_tokens for hit in hits), fillvalue=0)
         ]
-        if not asked.pin:
-            return FleetHit(length, (), ((),), present)
+        furthest = max(reach(hit) for hit in hits)
         agreed = all(hit.hit_tokens == length for hit in hits)
-        if length <= asked.local or not agreed:
+        if not asked.pin or length <= asked.local or not agreed:
             self._drop(asked)
-            return FleetHit(length if agreed else 0, (), ((),), present)
+            return FleetHit(length if agreed else 0, (), ((),), present, furthest)
         named = tuple(hit.runs for hit in hits)
         pins = tuple(hit.pin for hit in hits)
         return FleetHit(
-            length, pins if any(pins) else (), named[:1] if all(one == named[0] for one in named) else named, present
+            length,
+            pins if any(pins) else (),
+            named[:1] if all(one == named[0] for one in named) else named,
+            present,
+            furthest,
         )
 
     def _drop(self, asked: _Asked) -> None:

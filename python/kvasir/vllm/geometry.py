@@ -189,6 +189,23 @@ def describe(kv_cache_config: Any, dcp: int) -> dict[str, Any]:
     return {"dcp": dcp, "groups": groups}
 
 
+def shards(kv_cache_config: Any, geometry: Geometry, tp: int, dcp: int) -> tuple[int, ...]:
+    """Which bytes each tensor-parallel rank holds: ranks with one number hold the same of every layer.
+
+    A layer's heads are split into as many shards as it declares, each held by a run of neighbouring ranks; where
+    nothing is declared, every rank's bytes are its own. Context-parallel ranks are neighbours too, and each holds its
+    own tokens of a layer whose blocks are sharded among them.
+    """
+    members = [member for group in geometry.object_groups for member in group.kv_groups]
+    specs = [spec for member in members for _, spec in layer_specs(kv_cache_config.kv_cache_groups[member])]
+    splits = {(getattr(spec, "max_tp_shards", None), dcp if spec.dcp_sharded else 1) for spec in specs}
+    if any(not heads or tp % heads for heads, _ in splits):
+        return tuple(range(tp))
+    held = [tuple((rank * heads // tp, rank % tokens) for heads, tokens in sorted(splits)) for rank in range(tp)]
+    numbers = {one: number for number, one in enumerate(dict.fromkeys(held))}
+    return tuple(numbers[one] for one in held)
+
+
 def _refusals(kv_cache_config: Any) -> list[str]:
     """What geometry cannot see: layers whose KV of a prefix depends on what follows it, or is kept elsewhere."""
     found = []

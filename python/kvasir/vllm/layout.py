@@ -184,8 +184,8 @@ class Stage:
     """What a pipeline stage tells the others."""
 
     fingerprint: bytes
-    replicas: int
-    """Tensor-parallel ranks that hold the same bytes."""
+    shards: tuple[int, ...]
+    """Per tensor-parallel rank what it holds."""
 
 
 def combine(stages: Sequence[Stage | None]) -> bytes:
@@ -193,11 +193,11 @@ def combine(stages: Sequence[Stage | None]) -> bytes:
     known = [stage for stage in stages if stage is not None]
     if len(known) < len(stages):
         raise LayoutRefused(f"pipeline stage {stages.index(None)} has refused its tensors; its own error says why")
-    replicas = sorted({stage.replicas for stage in known})
-    if len(replicas) > 1:
+    shards = sorted({stage.shards for stage in known})
+    if len(shards) > 1:
         raise LayoutRefused(
-            f"the pipeline stages hold the same KV on different numbers of tensor-parallel ranks ({replicas}), so the "
-            "shards of an object cannot be counted; run this model without pipeline parallelism"
+            f"the pipeline stages hold the same KV on different tensor-parallel ranks (shards by rank: {shards}), so "
+            "the shards of an object cannot be counted; run this model without pipeline parallelism"
         )
     if len(known) == 1:
         return known[0].fingerprint

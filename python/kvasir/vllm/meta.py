@@ -46,6 +46,18 @@ class StoreRun(NamedTuple):
     tokens: int
     blocks: list[bytes]
 
+    def each_key(self) -> list[bytes]:
+        """The keys of its objects."""
+        return [self.keys[at : at + KEY_BYTES] for at in range(0, len(self.keys), KEY_BYTES)]
+
+    def part(self, first: int, end: int) -> StoreRun:
+        """The run of its objects from `first` up to `end`."""
+        keys = self.each_key()
+        each = [len(packed) // len(keys) for packed in self.blocks]
+        blocks = [packed[size * first : size * end] for packed, size in zip(self.blocks, each)]
+        parent = keys[first - 1] if first else self.parent
+        return self._replace(keys=b"".join(keys[first:end]), parent=parent, blocks=blocks)
+
 
 def block_ids(packed: bytes) -> array.array[int]:
     """The ids that `pack_blocks` has packed."""
@@ -82,6 +94,14 @@ class Stores:
     """Request id per run."""
     supersedes: list[tuple[bytes, int]] = dataclasses.field(default_factory=list)
     """Tails that these runs make needless: (key, object group)."""
+    may_exist: list[int] = dataclasses.field(default_factory=list)
+    """Places of the runs whose objects the server may have already. Workers ask before they copy them."""
+
+    def add(self, run: StoreRun, may_exist: bool = False) -> None:
+        """Adds a run, whose owner is added apart."""
+        if may_exist:
+            self.may_exist.append(len(self.runs))
+        self.runs.append(run)
 
 
 @dataclasses.dataclass

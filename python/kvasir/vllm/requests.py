@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 from kvasir import KeyChain
 from kvasir.vllm.fleet import Answer, Pins
+
+
+# Until a lookup has been answered any object may be there.
+UNKNOWN_REACH = sys.maxsize
 
 
 @dataclasses.dataclass
@@ -34,8 +39,9 @@ class RequestState:
     """One request, from its arrival to its end. Keys are computed once; answers of the server are never kept."""
 
     __slots__ = (
-        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "likely_end", "next_chunk", "no_load",
-        "no_store", "offer", "pending", "prompt_tail_done", "recheck", "request", "resets", "session", "tail_end", "unit",
+        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "likely_end", "loaded", "next_chunk",
+        "no_load", "no_store", "offer", "pending", "prompt_tail_done", "reach", "recheck", "request", "resets",
+        "served", "session", "tail_end", "unit",
     )  # fmt: skip
 
     def __init__(self, request: Any, session: int, object_groups: int) -> None:
@@ -56,7 +62,13 @@ class RequestState:
         self.held_pin: int | Pins = 0
         """Pin of the load that is under way; it keeps the promise until every rank has reported."""
         self.covered = [0] * object_groups
-        """Per object group: tokens that need not be stored, because the server has them."""
+        """Per object group: tokens up to which the server has every full chunk. Beyond a gap it may have more."""
+        self.served = 0
+        """Tokens of the longest prefix that the server can serve."""
+        self.reach = UNKNOWN_REACH
+        """Tokens beyond which the server had nothing of what is known of this request."""
+        self.loaded = (0, 0)
+        """From where to where blocks were loaded: what they hold is there."""
         self.next_chunk = 0
         self.unit = -1
         """Whole alignments reached when stores were planned last: nothing to do until there is one more."""
@@ -69,9 +81,21 @@ class RequestState:
         """The server lost part of the chain: ask again what it has before storing."""
         self.resets = 0
 
+    def compute_anew(self) -> None:
+        """It waits, after a preemption again: it holds no blocks, and what it stored before may be gone since."""
+        self.loaded = (0, 0)
+        if self.unit >= 0:
+            grown = self.grown
+            self.store_again()
+            # Still needless once a longer tail is there.
+            self.grown = grown
+            self.reach = UNKNOWN_REACH
+
     def store_again(self) -> None:
         """Forgets what was stored and what the server was said to have."""
         self.covered = [0] * len(self.covered)
+        self.served = 0
+        self.loaded = (0, 0)
         self.next_chunk = 0
         self.unit = -1
         self.prompt_tail_done = False

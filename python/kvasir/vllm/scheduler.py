@@ -16,7 +16,7 @@ from typing import Any
 
 from kvasir import Client, domain_seed
 from kvasir.vllm import identity, loads
-from kvasir.vllm.fleet import Answer, Fleet, Pins, runs_by_server
+from kvasir.vllm.fleet import Answer, Fleet, Pins, reach, runs_by_server
 from kvasir.vllm.geometry import Geometry, GeometryRefused
 from kvasir.vllm.lookups import Lookups
 from kvasir.vllm.meta import Load, RankReport, StepPlan, StepReport, Stores
@@ -149,6 +149,7 @@ class SchedulerRole:
         """Tokens beyond `local` that can be loaded, and whether between steps; (None, False) to be asked again."""
         state = self._state(request)
         self._withdraw(state)
+        state.compute_anew()
         if state.bypass or not self._ready() or not self._reachable():
             return 0, False
         cap = (request.num_tokens - 1) // self._geometry.alignment * self._geometry.alignment
@@ -191,6 +192,8 @@ class SchedulerRole:
             if hit is not None:
                 self._hold(state, hit)
                 self._fill(load, hit, table, local, total)
+                if not load.broken:
+                    state.loaded = (local, total)
         finally:
             if load.broken and not self.loads_async:
                 load.blocks = loads.blocks_to_fill(self._geometry, table, local, total)
@@ -316,8 +319,9 @@ class SchedulerRole:
             return
         for group in self._geometry.object_groups:
             present = hit.present_tokens[group.index] if group.index < len(hit.present_tokens) else 0
-            # A hit means that windows and states are there for its end, whatever is missing before.
-            state.covered[group.index] = max(present, hit.hit_tokens)
+            # Not up to the hit: windows and states are there for its end, and may be missing before.
+            state.covered[group.index] = present
+        state.served, state.reach = hit.hit_tokens, reach(hit)
 
     # After a step, and the end of a request
 

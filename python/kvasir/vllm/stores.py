@@ -6,10 +6,12 @@ Recurrent states exist only where a step ended, so they are stored in that very 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator
 
 from kvasir import KeyChain, pack_blocks
-from kvasir.vllm.geometry import Geometry, ObjectGroup
+from kvasir.vllm.geometry import FULL, Geometry, ObjectGroup
 from kvasir.vllm.meta import StoreRun, Stores
 from kvasir.vllm.requests import RequestState
 from kvasir.vllm.runs import Lists, Table, cut
@@ -98,15 +100,34 @@ class StorePlanner:
     def _plan_chunks(
         self, state: RequestState, chain: KeyChain, table: Table, chunks: range, out: Stores
     ) -> None:
+        """Full chunks, none of which was planned before."""
         if not chunks:
             return
+        size = self._chunk_size
+        loaded = range(state.loaded[0] // size, state.loaded[1] // size)
         for group in self._attention:
-            first = max(chunks.start, state.covered[group.index] // self._chunk_size)
-            self._add(out, chain, group, table, range(first, chunks.stop), self._chunk_size)
-        if state.grown is not None and state.grown[0] in chunks:
+            first = self._first_to_store(state, group, table, chunks)
+            for part in _split(range(first, chunks.stop), loaded.start, loaded.stop, state.reach // size):
+                # What was loaded came from the server's objects.
+                if part.start not in loaded:
+                    self._add(state, out, chain, group, table, part, size)
+        if state.grown is not None and state.grown[0] < chunks.stop:
             self._supersede(chain.tail_key(*state.grown), out)
             state.grown = None
         state.next_chunk = chunks.stop
+
+    def _first_to_store(self, state: RequestState, group: ObjectGroup, table: Table, chunks: range) -> int:
+        """The first of these chunks that the server lacks and whose last block the engine still holds."""
+        first = max(chunks.start, state.covered[group.index] // self._chunk_size)
+        if group.kind == FULL:
+            return first
+        # The engine lets go of a window's blocks from the front: thousands of chunks may be gone, and one look each is
+        # too much for a step.
+        ids, per_chunk = table[group.kv_groups[0]], self._chunk_size // group.spans[0]
+        end = min(chunks.stop, len(ids) // per_chunk)
+        return bisect.bisect_left(
+            range(end), True, min(first, end), end, key=lambda chunk: ids[(chunk + 1) * per_chunk - 1] != 0
+        )
 
     def _plan_tail(
         self, state: RequestState, chain: KeyChain, table: Table, limit: int, out: Stores
@@ -127,8 +148,8 @@ class StorePlanner:
         state.tail_end = chunk * self._chunk_size + tokens
         stored = False
         for group in self._attention:
-            if state.tail_end > state.covered[group.index]:
-                stored |= self._add(out, chain, group, table, range(chunk, chunk + 1), tokens)
+            if state.tail_end > max(state.covered[group.index], state.served):
+                stored |= self._add(state, out, chain, group, table, range(chunk, chunk + 1), tokens)
         if growing and stored:
             if state.grown is not None and state.grown[0] == chunk:
                 self._supersede(chain.tail_key(*state.grown), out)
@@ -149,25 +170,27 @@ class StorePlanner:
         """A state, and where it lies inside a chunk also the attention tails that end there: both are needed to resume."""
         group = self._geometry.recurrent
         assert group is not None
-        if boundary <= state.covered[group.index]:
-            return
         chunk, tokens = divmod(boundary, self._chunk_size)
+        # States inside chunks are not among those that the server has counted.
+        if _was_loaded(state, boundary) or not tokens and boundary <= state.covered[group.index]:
+            return
         if tokens:
             key = chain.tail_key(chunk, tokens)
             for attention in self._attention:
-                self._add(out, chain, attention, table, range(chunk, chunk + 1), tokens)
+                self._add(state, out, chain, attention, table, range(chunk, chunk + 1), tokens)
         else:
             chunk, tokens = chunk - 1, self._chunk_size
             key = chain.chunk_key(chunk)
         ids = [pack_blocks([blocks[kv_group]], 0, 1)[0] for kv_group in group.kv_groups]
-        out.runs.append(StoreRun(key, chain.parent_key(chunk), group.index, tokens, ids))
+        out.add(StoreRun(key, chain.parent_key(chunk), group.index, tokens, ids), boundary <= state.reach)
 
     def _add(
-        self, out: Stores, chain: KeyChain, group: ObjectGroup, table: Table, chunks: range, tokens: int
-    ) -> bool:
+        self, state: RequestState, out: Stores, chain: KeyChain, group: ObjectGroup, table: Table, chunks: range,
+        tokens: int,
+    ) -> bool:  # fmt: skip
         """Adds attention objects of `tokens` tokens, but for those of which the engine no longer holds what they need.
 
-        More than one only of whole chunks. Whether it added any.
+        More than one only of whole chunks, and only all on one side of what the server had. Whether it added any.
         """
         size = self._chunk_size
 
@@ -178,8 +201,21 @@ class StorePlanner:
         for run in runs:
             first, end = run.chunks.start, run.chunks.stop
             keys = chain.keys(first, end) if tokens == size else chain.tail_key(first, tokens)
-            out.runs.append(StoreRun(keys, chain.parent_key(first), group.index, tokens, run.blocks))
+            one = StoreRun(keys, chain.parent_key(first), group.index, tokens, run.blocks)
+            out.add(one, first * size + tokens <= state.reach)
         return bool(runs)
+
+
+def _split(chunks: range, *edges: int) -> Iterator[range]:
+    """These chunks, taken apart where another part begins."""
+    if chunks:
+        places = sorted({chunks.start, chunks.stop, *(edge for edge in edges if edge in chunks)})
+        yield from itertools.starmap(range, itertools.pairwise(places))
+
+
+def _was_loaded(state: RequestState, end: int) -> bool:
+    """Whether blocks up to `end` came from the server's objects."""
+    return state.loaded[0] < end <= state.loaded[1]
 
 
 def _holds_what_is_needed(group: ObjectGroup, ids: Lists, start: int, end: int) -> bool:

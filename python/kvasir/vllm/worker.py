@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -194,12 +195,30 @@ class WorkerRole:
             self._skip(stores)
             return
         try:
+            # What is there is not copied; saying so ends what another rank began because it was asked a moment earlier.
+            stores = self._without_known(stores)
             outcomes = self._client.store(self._rank.part, stores.runs, stores.supersedes)
         except Exception as error:  # never into the engine: what was not stored is a later miss
             self._notes.failure("store", "storing", error)
             self._skip(stores)
             return
         self._orphaned.update(owner for owner, names in zip(stores.owners, outcomes) if "no_parent" in names)
+
+    def _without_known(self, stores: Stores) -> Stores:
+        """The same, but without blocks for objects that the server has already."""
+        if not stores.may_exist:
+            return stores
+        asked = [(key, stores.runs[at].group) for at in stores.may_exist for key in stores.runs[at].each_key()]
+        known = {one for one, there in zip(asked, self._client.present(self._rank.part, asked)) if there}
+        found = Stores(supersedes=stores.supersedes)
+        for owner, run in zip(stores.owners, stores.runs):
+            flags = [(key, run.group) in known for key in run.each_key()]
+            for is_known, objects in itertools.groupby(range(len(flags)), flags.__getitem__):
+                own = list(objects)
+                part = run.part(own[0], own[-1] + 1)
+                found.add(part._replace(blocks=[]) if is_known else part)
+                found.owners.append(owner)
+        return found
 
     def _skip(self, stores: Stores) -> None:
         """Says that this rank's parts will not come, so that no object is made of parts of two computations."""
@@ -234,24 +253,20 @@ def server_of(rank: int, world_size: int, servers: int) -> int:
     return rank * servers // world_size
 
 
-def rank_of(parallel_config: Any, replicas: int, servers: int = 1) -> Rank:
-    """Which part of an object a worker holds: one per pipeline stage and distinct tensor-parallel shard.
+def rank_of(parallel_config: Any, shards: Sequence[int], servers: int = 1) -> Rank:
+    """Which part of an object a worker holds: one per pipeline stage and distinct shard of its tensor-parallel ranks.
 
     Ranks and parts are counted among the workers of one server, each of which keeps whole objects of those parts.
     """
     tp, pp = parallel_config.tensor_parallel_size, parallel_config.pipeline_parallel_size
     world = tp * pp
     own = parallel_config.rank % world
-    # Context parallel ranks hold different tokens even where the heads are the same.
-    replicas = 1 if parallel_config.decode_context_parallel_size > 1 else max(replicas, 1)
     server = server_of(own, world, servers)
     peers = [rank for rank in range(world) if server_of(rank, world, servers) == server]
-    shards = {rank: (rank // tp, rank % tp // replicas) for rank in peers}
-    parts = sorted(set(shards.values()))
-    lowest = min(rank for rank in peers if shards[rank] == shards[own])
-    return Rank(
-        peers.index(own), len(peers), parts.index(shards[own]), len(parts), stores=lowest == own, server=server
-    )
+    held = {rank: (rank // tp, shards[rank % tp]) for rank in peers}
+    parts = sorted(set(held.values()))
+    lowest = min(rank for rank in peers if held[rank] == held[own])
+    return Rank(peers.index(own), len(peers), parts.index(held[own]), len(parts), stores=lowest == own, server=server)
 
 
 def unsupported(parallel_config: Any) -> Sequence[str]:
