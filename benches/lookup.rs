@@ -1,22 +1,27 @@
-//! What does a lookup cost the server, and what do more object groups add to it?
+//! What does a lookup cost, by the server and by a client itself, and what do more object groups add to it?
 //!
-//! 128 chunks that are all present, answered and pinned through the core, and released again: with one
-//! full-attention group, and with six groups (full attention, three windows, chunked local, recurrent) of
-//! which every chunk has an object. The last line is the ratio of the medians, taken alternately so that a
-//! busy machine disturbs both sides alike; the goal is at most 3. Then: what a registration of the six groups costs.
+//! 128 chunks that are all present, answered, pinned and released again: through the core, and as a client does that
+//! maps the index; with one full-attention group, and with six groups (full attention, three windows, chunked local,
+//! recurrent) of which every chunk has an object. Then the ratios of the medians, taken alternately so that a
+//! busy machine disturbs both sides alike; the goal is at most 3. Last: what a registration of the six groups costs.
 
 use std::hint::black_box;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
+use kvasir::cache::direct;
+use kvasir::cache::index::{IndexLayout, IndexReader};
+use kvasir::cache::pin_words::PinWords;
 use kvasir::cache::{
-    ClientId, ClientInfo, CommitRequest, Core, CoreConfig, Extent, GroupRegistration, LookupRequest,
-    ObjectId, PayloadPath, Registration, StoreItem,
+    ClientId, ClientInfo, ClientRegions, CommitRequest, Core, CoreConfig, DomainShape, Extent,
+    GroupRegistration, LookupRequest, ObjectId, PayloadPath, Registration, StoreItem,
 };
 use kvasir::geometry::ObjectKind;
 use kvasir::keys::ChunkKey;
 use kvasir::shm::lock::try_lock_byte;
+use kvasir::shm::{Mapping, ReadOnly};
 
 const CHUNKS: u64 = 128;
 const CHUNK_TOKENS: u32 = 256;
@@ -39,6 +44,32 @@ struct Cache {
     seed: ChunkKey,
     keys: Vec<ChunkKey>,
     _liveness: OwnedFd,
+    own: Own,
+}
+
+/// What a client maps to look up by itself.
+struct Own {
+    index: Mapping<ReadOnly>,
+    layout: IndexLayout,
+    pins: PinWords,
+    shape: Option<DomainShape>,
+}
+
+impl Own {
+    fn new(regions: &ClientRegions, frames: u32) -> Self {
+        let index = Mapping::map_foreign(regions.index.as_fd(), regions.index_bytes as usize).expect("index");
+        let slab = Mapping::map_foreign_at(
+            regions.slabs.as_fd(),
+            regions.slab_offset,
+            regions.slab_bytes as usize,
+        );
+        Self {
+            layout: IndexLayout::read(&index).expect("an index"),
+            index,
+            pins: PinWords::new(Arc::new(slab.expect("slab")), frames),
+            shape: None,
+        }
+    }
 }
 
 impl Cache {
@@ -55,6 +86,7 @@ impl Cache {
         let regions = core.regions(client).expect("regions");
         assert!(try_lock_byte(regions.liveness.as_fd(), client.slab().into()).expect("lock"));
         core.attach(client).expect("attach");
+        let own = Own::new(&regions, (POOL / FRAME) as u32);
         let seed = ChunkKey::from_bytes([7; 32]);
         let keys = (0..CHUNKS)
             .map(|i| ChunkKey::from_bytes(*blake3::hash(&i.to_le_bytes()).as_bytes()))
@@ -65,11 +97,18 @@ impl Cache {
             seed,
             keys,
             _liveness: regions.liveness,
+            own,
         };
         cache.register(kinds);
         for (group, kind) in kinds.iter().enumerate() {
             cache.store(group as u16, *kind);
         }
+        let request = LookupRequest {
+            describe: true,
+            pin: false,
+            ..request(seed, &[])
+        };
+        cache.own.shape = cache.core.lookup(client, &request).expect("lookup").shape;
         cache
     }
 
@@ -134,27 +173,43 @@ impl Cache {
     }
 
     fn lookup(&mut self) -> u64 {
-        let request = LookupRequest {
-            domain_seed: self.seed,
-            session: 1,
-            keys: &self.keys,
-            tails: &[],
-            max_tokens: u64::MAX,
-            local_tokens: 0,
-            pin: true,
-        };
-        let answer = self
-            .core
-            .lookup(self.client, black_box(&request))
-            .expect("lookup");
+        let request = request(self.seed, &self.keys);
+        let answer = self.core.lookup(self.client, black_box(&request));
+        let answer = answer.expect("lookup");
         self.core.release(self.client, &[answer.pin]).expect("release");
+        answer.hit_tokens
+    }
+
+    fn look_up_direct(&mut self) -> u64 {
+        let request = request(self.seed, &self.keys);
+        let own = &mut self.own;
+        let reader = IndexReader::new(&own.index, own.layout);
+        let shape = own.shape.as_ref().expect("a complete domain");
+        let found = direct::look_up(&reader, shape, black_box(&request), &mut own.pins, || true);
+        let answer = found.expect("lookup").answer;
+        own.pins.release(answer.pin);
         answer.hit_tokens
     }
 }
 
-fn timed(cache: &mut Cache) -> Duration {
+fn request(domain_seed: ChunkKey, keys: &[ChunkKey]) -> LookupRequest<'_> {
+    LookupRequest {
+        domain_seed,
+        session: 1,
+        keys,
+        tails: &[],
+        max_tokens: u64::MAX,
+        local_tokens: 0,
+        pin: true,
+        describe: false,
+    }
+}
+
+type Lookup = fn(&mut Cache) -> u64;
+
+fn timed(cache: &mut Cache, lookup: Lookup) -> Duration {
     let start = Instant::now();
-    black_box(cache.lookup());
+    black_box(lookup(cache));
     start.elapsed()
 }
 
@@ -165,24 +220,27 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 fn main() {
     let (mut one, mut six) = (Cache::filled(ONE), Cache::filled(SIX));
-    for cache in [&mut one, &mut six] {
-        assert_eq!(cache.lookup(), CHUNKS * u64::from(CHUNK_TOKENS));
-    }
+    let ways: [(&str, Lookup); 2] = [("server", Cache::lookup), ("client", Cache::look_up_direct)];
     let mut criterion = Criterion::default().configure_from_args();
-    let mut group = criterion.benchmark_group("lookup/128_chunks");
-    group.bench_function("1_group", |b| b.iter(|| one.lookup()));
-    group.bench_function("6_groups", |b| b.iter(|| six.lookup()));
-    group.finish();
-    let (mut of_one, mut of_six) = (Vec::new(), Vec::new());
-    for _ in 0..1001 {
-        of_one.push(timed(&mut one));
-        of_six.push(timed(&mut six));
+    for (who, lookup) in ways {
+        for cache in [&mut one, &mut six] {
+            assert_eq!(lookup(cache), CHUNKS * u64::from(CHUNK_TOKENS));
+        }
+        let mut group = criterion.benchmark_group(format!("lookup/128_chunks/{who}"));
+        group.bench_function("1_group", |b| b.iter(|| lookup(&mut one)));
+        group.bench_function("6_groups", |b| b.iter(|| lookup(&mut six)));
+        group.finish();
+        let (mut of_one, mut of_six) = (Vec::new(), Vec::new());
+        for _ in 0..1001 {
+            of_one.push(timed(&mut one, lookup));
+            of_six.push(timed(&mut six, lookup));
+        }
+        let (of_one, of_six) = (median(of_one), median(of_six));
+        let ratio = of_six.as_secs_f64() / of_one.as_secs_f64();
+        println!(
+            "lookup of 128 chunks by the {who}: 1 group {of_one:?}, 6 groups {of_six:?}, ratio {ratio:.2} (goal: at most 3)"
+        );
     }
-    let (of_one, of_six) = (median(of_one), median(of_six));
-    let ratio = of_six.as_secs_f64() / of_one.as_secs_f64();
-    println!(
-        "lookup of 128 chunks: 1 group {of_one:?}, 6 groups {of_six:?}, ratio {ratio:.2} (goal: at most 3)"
-    );
     // The server keeps object groups; layers reach it as a count, so 61 cost what one does.
     criterion.bench_function("registration/6_groups", |b| b.iter(|| six.register(SIX)));
 }

@@ -48,6 +48,7 @@ fn codec(criterion: &mut Criterion) {
         max_tokens: 32_767,
         local_tokens: 0,
         pin: true,
+        describe: false,
     });
     let mut encoder = Encoder::new();
     let frame = encoder.request(1, &lookup).expect("a small frame").to_vec();

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use client_support::*;
+use kvasir::cache::index::Index;
 use kvasir::client::{Client, ClientConfig, KvMemory, StoreOutcome};
 use kvasir::control::{BootInfo, ControlRegion};
 use kvasir::copy::HostMemory;
@@ -28,7 +29,7 @@ const BOOT: u64 = 3;
 /// The regions of a server, with its epochs writable.
 struct Regions {
     control: Arc<ControlRegion>,
-    index: Memfd,
+    index: Index,
     epochs: Memfd,
     words: Mapping<ReadWrite>,
     slab: Memfd,
@@ -45,7 +46,7 @@ impl Regions {
         words.store_words(64, &[BOOT]).unwrap();
         Self {
             control: Arc::new(ControlRegion::create(BootInfo::fresh(BOOT).unwrap()).unwrap()),
-            index: memfd("index", 4096 + 8 * FRAMES),
+            index: Index::create(FRAMES as u32).unwrap(),
             epochs,
             words,
             slab: memfd("slab", 65536),
@@ -77,7 +78,7 @@ impl Regions {
             slab: 0,
             regions: vec![
                 region(RegionKind::Control, 4096),
-                region(RegionKind::Index, 4096),
+                region(RegionKind::Index, self.index.bytes()),
                 region(RegionKind::Epochs, 4096 + 8 * FRAMES),
                 region(RegionKind::PinSlab, 65536),
                 region(RegionKind::Liveness, 1),
@@ -89,7 +90,7 @@ impl Regions {
     fn descriptors(&self) -> Vec<OwnedFd> {
         vec![
             self.control.client_fd().unwrap(),
-            self.index.reopen_read_only().unwrap(),
+            self.index.read_only().unwrap(),
             self.epochs.reopen_read_only().unwrap(),
             self.slab.reopen_read_write().unwrap(),
             self.liveness.reopen_read_write().unwrap(),
@@ -234,7 +235,7 @@ fn ready(socket: &Path, shape: &Shape) -> Client {
 #[test]
 fn a_hello_that_is_wrong_leaves_the_client_degraded_until_it_is_right() {
     type Wrong = fn(&Regions) -> Answer;
-    let cases: [(&str, Wrong); 13] = [
+    let cases: [(&str, Wrong); 17] = [
         ("closed", |_| Answer::Close),
         ("in time", |_| Answer::Silence),
         ("not valid", |_| {
@@ -269,10 +270,32 @@ fn a_hello_that_is_wrong_leaves_the_client_degraded_until_it_is_right() {
             hello.boot_id = [9; 16];
             Answer::Reply(Reply::Hello(hello), regions.descriptors())
         }),
-        ("epochs", |regions| {
+        ("the index", |regions| {
             let mut fds = regions.descriptors();
             fds.swap(1, 2);
             Answer::Reply(Reply::Hello(regions.hello()), fds)
+        }),
+        ("the index is not", |regions| {
+            let mut fds = regions.descriptors();
+            fds[1] = regions.pool.reopen_read_only().unwrap();
+            Answer::Reply(Reply::Hello(regions.hello()), fds)
+        }),
+        ("epochs region", |regions| {
+            let mut fds = regions.descriptors();
+            fds[2] = regions.pool.reopen_read_only().unwrap();
+            Answer::Reply(Reply::Hello(regions.hello()), fds)
+        }),
+        ("bytes of epochs", |regions| {
+            let (mut hello, mut fds) = (regions.hello(), regions.descriptors());
+            let larger = Index::create(2 * FRAMES as u32).unwrap();
+            hello.regions[1].bytes = larger.bytes();
+            fds[1] = larger.read_only().unwrap();
+            Answer::Reply(Reply::Hello(hello), fds)
+        }),
+        ("a pin slab of", |regions| {
+            let mut hello = regions.hello();
+            hello.regions[3].bytes = 4096;
+            Answer::Reply(Reply::Hello(hello), regions.descriptors())
         }),
     ];
     for (word, wrong) in cases {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::*;
-use kvasir::client::{Client, ClientConfig, ClientError};
+use kvasir::client::{Client, ClientConfig, ClientError, LookupAnswer};
 use kvasir::wire::*;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -20,7 +20,7 @@ const CHILD: &str = "KILLED_CLIENT";
 const MARK: &str = "victim: ready";
 
 /// What a victim holds when it dies.
-const STAGES: [&str; 3] = ["granted", "half-committed", "pinned"];
+const STAGES: [&str; 4] = ["granted", "half-committed", "pinned", "pinned-by-itself"];
 
 #[test]
 fn a_client_killed_between_grant_and_commit_a_hundred_times_leaves_nothing() {
@@ -85,11 +85,21 @@ enum Ended {
 }
 
 const ANSWERED: [Ended; 4] = [Ended::Answered; 4];
-const UNANSWERED: [Ended; 4] = [Ended::Unavailable; 4];
+/// A lookup is the client's own business.
+const UNANSWERED: [Ended; 4] = [
+    Ended::Answered,
+    Ended::Unavailable,
+    Ended::Unavailable,
+    Ended::Unavailable,
+];
 
 /// An engine process by the library, beside the raw ones.
 fn engine(server: &ServerProcess, deadline: Duration) -> Client {
-    let mut config = ClientConfig::new(server.socket(), PeerKind::Worker, "engine", [7; 16]);
+    engine_at(server.socket(), deadline)
+}
+
+fn engine_at(socket: &Path, deadline: Duration) -> Client {
+    let mut config = ClientConfig::new(socket, PeerKind::Worker, "engine", [7; 16]);
     config.deadline = deadline;
     config.heartbeat = Duration::from_millis(200);
     config.credit_bytes = 0;
@@ -106,9 +116,8 @@ fn negotiation() -> Negotiate {
     }
 }
 
-/// A lookup that hits, a negotiation, a grant and a status, and how each ended. Anything but the two ways is a failure.
-fn calls(engine: &Client) -> [Ended; 4] {
-    let found = engine
+fn look_up(engine: &Client) -> LookupAnswer {
+    engine
         .lookup(Lookup {
             domain_seed: engine.domain_seed().unwrap(),
             session: 1,
@@ -117,8 +126,14 @@ fn calls(engine: &Client) -> [Ended; 4] {
             max_tokens: u64::MAX,
             local_tokens: 0,
             pin: true,
+            describe: false,
         })
-        .unwrap();
+        .unwrap()
+}
+
+/// A lookup that hits, a negotiation, a grant and a status, and how each ended. Anything but the two ways is a failure.
+fn calls(engine: &Client) -> [Ended; 4] {
+    let found = look_up(engine);
     let lookup = match (found.degraded, found.hit_tokens, found.pin) {
         (false, CHUNK, Some(_)) => Ended::Answered,
         (true, 0, None) => Ended::Unavailable,
@@ -259,6 +274,17 @@ fn kill_at(socket: &Path, stage: &str) {
 fn child_process() {
     let Ok(task) = std::env::var(CHILD) else { return };
     let (stage, socket) = task.split_once(' ').unwrap();
+    if stage == "pinned-by-itself" {
+        let engine = engine_at(Path::new(socket), WATCHDOG);
+        let pins = [look_up(&engine), look_up(&engine)].map(|found| found.pin.unwrap());
+        assert_ne!(pins[0], pins[1]);
+        assert_eq!(
+            engine.stats().direct_lookups,
+            1,
+            "the first one learns the domain's shape"
+        );
+        wait_for_death();
+    }
     let mut client = RawClient::connect(Path::new(socket));
     client.hello(true);
     client.attach();
@@ -294,6 +320,10 @@ fn child_process() {
         },
         other => panic!("{other}"),
     }
+    wait_for_death();
+}
+
+fn wait_for_death() -> ! {
     println!("\n{MARK}");
     loop {
         std::thread::park();

@@ -320,6 +320,7 @@ fn the_status_document_has_its_documented_shape() {
         "payload_path",
         "granted",
         "pins",
+        "pin_words",
         "kept",
         "registered",
         "reported",

@@ -443,6 +443,7 @@ fn requests_before_their_time() {
         max_tokens: 1000,
         local_tokens: 0,
         pin: true,
+        describe: false,
     });
     let retrieve = Request::Retrieve(Retrieve {
         domain_seed: seed,

@@ -138,6 +138,7 @@ fn requests() -> Vec<(&'static str, Request)> {
                 max_tokens: 1100,
                 local_tokens: 64,
                 pin: false,
+                describe: false,
             }),
         ),
         (
@@ -172,6 +173,19 @@ fn requests() -> Vec<(&'static str, Request)> {
                 domain_seed: key(0),
                 objects: vec![(id(1, 2), 2 << 44 | 1)],
             },
+        ),
+        (
+            "lookup_describe",
+            Request::Lookup(Lookup {
+                domain_seed: key(0),
+                session: 5,
+                keys: vec![key(1)],
+                tails: vec![],
+                max_tokens: 543,
+                local_tokens: 0,
+                pin: true,
+                describe: true,
+            }),
         ),
     ]
 }
@@ -241,6 +255,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     tokens: 544,
                 }],
                 present_tokens: vec![576, 544],
+                shape: None,
             }),
         ),
         (
@@ -275,6 +290,33 @@ fn replies() -> Vec<(&'static str, Reply)> {
             Reply::Status {
                 json: "{\"version\":\"1\"}".into(),
             },
+        ),
+        (
+            "lookup_reply_shape",
+            Reply::Lookup(LookupReply {
+                shape: Some(DomainShape {
+                    domain: 3,
+                    chunk_size: 544,
+                    alignment: 32,
+                    anchor: Some(1),
+                    groups: vec![
+                        GroupShape {
+                            group: 0,
+                            kind: GroupKind::SlidingWindow,
+                            window_tokens: 128,
+                            bit: 2,
+                        },
+                        GroupShape {
+                            group: 1,
+                            kind: GroupKind::Full,
+                            window_tokens: 0,
+                            bit: 1,
+                        },
+                    ],
+                    kept_frames_max: 16384,
+                }),
+                ..LookupReply::default()
+            }),
         ),
     ]
 }
@@ -427,6 +469,7 @@ fn values_that_no_peer_may_send_have_a_typed_error() {
         max_tokens: 0,
         local_tokens: 0,
         pin: true,
+        describe: false,
     };
     assert_eq!(refused(Request::Lookup(lookup)).code, ErrorCode::LimitExceeded);
 }

@@ -276,8 +276,8 @@ class Client:
         """Counts loads that were given up before any object was named, beside those that `load` counts itself."""
 
     def stats(self) -> dict[str, int]:
-        """This client's counters: lookups, lookup_misses_degraded, loads, loaded_bytes, failed_loads, stale_loads,
-        corrupt_loads, stores, stored_bytes, dropped_stores, reconnects, degraded_ms, credit_bytes,
+        """This client's counters: lookups, direct_lookups (those that needed no message), lookup_misses_degraded,
+        loads, loaded_bytes, failed_loads, stale_loads, corrupt_loads, stores, stored_bytes, dropped_stores, reconnects, degraded_ms, credit_bytes,
         populated_bytes and unpopulated_bytes (granted space whose pages were, or were not, mapped ahead of stores)."""
 
     def close(self) -> None:

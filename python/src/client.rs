@@ -283,6 +283,7 @@ impl Client {
         let dict = PyDict::new(py);
         for (name, value) in [
             ("lookups", stats.lookups),
+            ("direct_lookups", stats.direct_lookups),
             ("lookup_misses_degraded", stats.degraded_lookups),
             ("loads", stats.loads),
             ("loaded_bytes", stats.loaded_bytes),
@@ -390,5 +391,6 @@ fn lookup_request(
         max_tokens,
         local_tokens,
         pin,
+        describe: false,
     })
 }

@@ -26,12 +26,17 @@ def counts(server: Server, kind: str = "worker") -> dict[str, int]:
     return total
 
 
+def pins(client: dict[str, Any]) -> int:
+    """What a row of `clients` holds: pins that the server counts, and words of the client's own slab."""
+    return client["pins"] + client["pin_words"]
+
+
 def assert_nothing_held(server: Server) -> dict[str, Any]:
     """No pin, no partial, no object in limbo; every byte of the pool in one class, and what is granted is credit."""
 
     def let_go() -> bool:
         found = status(server)
-        return not (found["pool"]["pinned"] or any(client["pins"] for client in found["clients"]))
+        return not (found["pool"]["pinned"] or any(pins(client) for client in found["clients"]))
 
     # A worker gives a load's pin back without waiting for the answer.
     eventually("the pins", let_go)

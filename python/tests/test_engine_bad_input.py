@@ -255,6 +255,7 @@ def test_a_rank_with_another_shape_keeps_the_cache_off(server: Server, engines: 
     engine.finish(again)
     found = assert_nothing_held(server)
     assert (found["objects"], found["partials"], found["counters"]["lookups"]) == (0, 0, 0)
+    assert found["reported"]["lookups"] == 0
 
 
 def test_two_ranks_load_their_own_parts_and_report_together(server: Server, engines: Start) -> None:

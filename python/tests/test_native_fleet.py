@@ -133,7 +133,7 @@ def status(server: Server) -> dict:
 
 def nothing_pinned(servers: list[Server]) -> None:
     for server in servers:
-        assert [row["pins"] for row in status(server)["clients"] if row["pins"]] == []
+        assert [row for row in status(server)["clients"] if row["pins"] or row["pin_words"]] == []
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])

@@ -4,6 +4,7 @@
 
 use std::os::fd::OwnedFd;
 
+use super::shape::DomainShape;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::pool::Extent;
@@ -196,6 +197,8 @@ pub struct LookupRequest<'a> {
     pub local_tokens: u64,
     /// Names and pins the objects; otherwise only the lengths are answered.
     pub pin: bool,
+    /// Asks for the shape of the domain, with which a client can look up by itself.
+    pub describe: bool,
 }
 
 /// An object to load. It covers tokens `chunk * chunk_size .. + tokens`; of a state, only its end.
@@ -220,6 +223,8 @@ pub struct LookupAnswer {
     pub loads: Vec<LoadItem>,
     /// Per object group of the domain in ascending order: tokens up to which every object from 0 on is there.
     pub present_tokens: Vec<u64>,
+    /// The shape, where it was asked for and all ranks have registered.
+    pub shape: Option<DomainShape>,
 }
 
 /// Where one part of an object lies. Its runs are `extents[first_extent..][..extent_count]` of the answer.
@@ -385,7 +390,9 @@ pub struct ClientStatus {
     pub granted: u64,
     /// Pins it holds in the request form.
     pub pins: u64,
-    /// Bytes that those keep from eviction.
+    /// Words of its slab that pin a record.
+    pub pin_words: u64,
+    /// Bytes that both keep from eviction.
     pub kept: u64,
     /// Its own counters, as it reports them.
     pub reported: ClientCounters,
@@ -412,6 +419,14 @@ pub struct ClientCounters {
     pub degraded_seconds: u64,
     /// Loads whose bytes were not those of the checksum.
     pub corrupt_loads: u64,
+    /// Lookups that needed no message.
+    pub lookups: u64,
+    /// Alignment units that they asked for.
+    pub requested: u64,
+    /// Of them, those that were hit.
+    pub hit: u64,
+    /// Of the lookups, those that promised less than was there.
+    pub shortened: u64,
 }
 
 impl ClientCounters {
@@ -427,6 +442,10 @@ impl ClientCounters {
             (&mut self.dropped_stores, other.dropped_stores),
             (&mut self.degraded_seconds, other.degraded_seconds),
             (&mut self.corrupt_loads, other.corrupt_loads),
+            (&mut self.lookups, other.lookups),
+            (&mut self.requested, other.requested),
+            (&mut self.hit, other.hit),
+            (&mut self.shortened, other.shortened),
         ];
         for (sum, more) in pairs {
             *sum = sum.saturating_add(more);

@@ -7,7 +7,7 @@ use super::core::{Core, RankRegistration};
 use super::error::CoreError;
 use super::evict::{Later, Need};
 use super::partials::PartialKey;
-use super::record::{HeldRange, RecordWords};
+use super::record::{Holding, RecordWords};
 use super::registry::{Domain, DomainGroup};
 use crate::geometry::ObjectKind;
 use crate::pool::body::{MAX_PART_EXTENTS, PartBody};
@@ -316,7 +316,8 @@ impl Core {
         };
         self.registry.record_opened(context.domain);
         // What a restart finds of an object that is not complete: its name, and frames that name it.
-        let range = HeldRange {
+        let range = Holding {
+            domain: context.domain,
             tokens: item.tokens,
             held_from: 0,
         };
@@ -374,7 +375,7 @@ impl Core {
     /// The live record of an object of a domain, and its tokens.
     pub(super) fn live(&self, domain: u32, id: &ObjectId) -> Option<(u32, u32)> {
         let view = self.index.reader().lookup(id)?;
-        (self.records.get(view.record).domain == domain).then_some((view.record, view.tokens))
+        (view.domain == domain).then_some((view.record, view.tokens))
     }
 
     pub(super) fn domain(&self, domain: u32) -> Result<&Domain, CoreError> {

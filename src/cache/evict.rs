@@ -136,15 +136,23 @@ impl Core {
         let parent = self.records.get(record).parent;
         self.index.kill(record, &id);
         self.records.enter_limbo(record);
+        self.show_beside(parent);
         self.records.attach(record, None);
         self.counters.evicted_objects += 1;
         Ok(Condemned { record, parent })
     }
 
+    /// Has the index say what hangs beside a record.
+    pub(super) fn show_beside(&self, record: Option<u32>) {
+        if let Some(record) = record {
+            self.index.set_beside(record, self.records.get(record).groups);
+        }
+    }
+
     /// Of a superseded tail: hangs the states and windows of its key under its parent.
     fn move_children_up(&mut self, record: u32, id: &ObjectId) -> Result<(), CoreError> {
         let entry = *self.records.get(record);
-        let mut below = entry.below;
+        let mut below = entry.groups.below;
         while below != 0 {
             let bit = below & below.wrapping_neg();
             below &= !bit;
@@ -156,7 +164,7 @@ impl Core {
             let child = child.ok_or(CoreError::Broken {
                 what: "a record names a child that is not in the index",
                 a: record.into(),
-                b: bit,
+                b: bit.into(),
             })?;
             self.records.move_up(child, entry.parent);
             let parent = entry.parent.map(|p| self.parent_words(p)).transpose()?;

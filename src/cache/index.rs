@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 
 use super::ObjectId;
-use super::record::{META_DEAD, META_UNSTABLE, RecordView, RecordWords, WORD_META};
+use super::record::{Beside, META_DEAD, META_UNSTABLE, RecordView, RecordWords, WORD_BESIDE, WORD_META};
 use crate::pool::ABI_VERSION;
 use crate::pool::body::{CHAIN_BYTES, ChainArea, chain_blocks};
 use crate::pool::directory::SHARED_WORDS;
@@ -271,6 +271,12 @@ impl Index {
         let entry = u64::from(slot.tag) << 32 | (u64::from(record) + 1);
         self.word(slot.at).store(entry, Ordering::Release);
         Ok(())
+    }
+
+    /// Says what hangs beside a live record.
+    pub fn set_beside(&self, record: u32, beside: Beside) {
+        self.word(self.layout.record_at(record) + WORD_BESIDE * 8)
+            .store(beside.to_word(), Ordering::Relaxed);
     }
 
     /// Takes an object out: no reader that looks from now on finds it. The caller fences, then scans pins.

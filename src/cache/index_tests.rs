@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 use super::*;
-use crate::cache::record::{HeldRange, incarnation};
+use crate::cache::record::{Holding, incarnation};
 use crate::keys::ChunkKey;
 use crate::pool::Extent;
 use crate::pool::body::{self, PartBody, blocks_for};
@@ -30,7 +30,8 @@ fn publish(index: &Index, record: u32, id: &ObjectId, parts: &[PartBody]) -> boo
     let blocks: Vec<u32> = (0..blocks_for(body::encode(parts).len()) as u32).collect();
     let words = RecordWords::encode(
         id,
-        HeldRange {
+        Holding {
+            domain: 0,
             tokens: 256,
             held_from: 0,
         },

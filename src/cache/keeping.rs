@@ -25,11 +25,16 @@ pub(super) struct Keeping<'a> {
 }
 
 impl Core {
-    /// For a pin of a client on objects of a domain.
-    pub(super) fn keeping(&self, client: ClientId, domain: &Domain) -> Keeping<'_> {
+    /// Frames that the pins of one client may keep.
+    pub(super) fn kept_frames_max(&self, domain: &Domain) -> u64 {
         let share = u64::from(self.pool.frames()) * u64::from(self.pinned_percent) / 100;
         // Where not even one chunk is that small, nothing could ever be a hit.
-        let limit = share.max(domain.chunk_frames());
+        share.max(domain.chunk_frames())
+    }
+
+    /// For a pin of a client on objects of a domain.
+    pub(super) fn keeping(&self, client: ClientId, domain: &Domain) -> Keeping<'_> {
+        let limit = self.kept_frames_max(domain);
         Keeping {
             core: self,
             client,

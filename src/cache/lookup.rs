@@ -1,6 +1,6 @@
 //! Which prefix can be served, and from which objects: pure functions over what is present.
 //!
-//! May import `geometry` and this module's `registry`.
+//! May import `geometry` and this module's `api` and `shape`.
 //!
 //! A boundary is the end of a full chunk or of a named tail. A boundary can be served when every object
 //! group has what a resume there needs. Attention and window groups may use the front of any object whose
@@ -8,7 +8,8 @@
 
 use std::collections::HashMap;
 
-use super::registry::DomainGroup;
+use super::api::LookupRequest;
+use super::shape::{DomainShape, GroupShape};
 use crate::geometry::ObjectKind;
 use crate::geometry::window::first_needed_token;
 
@@ -23,18 +24,18 @@ pub(super) struct TailPresence {
     /// Its tokens.
     pub(super) tokens: u32,
     /// Bits of the groups.
-    pub(super) groups: u64,
+    pub(super) groups: u32,
 }
 
 /// What is there of a prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Presence {
     /// Bits of the groups that have an object of each full chunk. Chunks behind the end have none.
-    pub(super) chunks: Vec<u64>,
+    pub(super) chunks: Vec<u32>,
     /// The tails, in the order in which the request names them.
     pub(super) tails: Vec<TailPresence>,
     /// Of objects that begin with holes the first token that is held, by source and bit of the group.
-    pub(super) holes: HashMap<(Source, u64), u32>,
+    pub(super) holes: HashMap<(Source, u32), u32>,
 }
 
 /// The numbers of a request.
@@ -46,6 +47,17 @@ pub(super) struct Limits {
     pub(super) max_tokens: u64,
     /// Tokens that need not be loaded.
     pub(super) local_tokens: u64,
+}
+
+impl Limits {
+    /// Those of a request.
+    pub(super) fn of(request: &LookupRequest<'_>, shape: &DomainShape) -> Self {
+        Self {
+            chunk_size: shape.chunk.into(),
+            max_tokens: request.max_tokens,
+            local_tokens: request.local_tokens,
+        }
+    }
 }
 
 /// Where bytes come from.
@@ -76,7 +88,7 @@ pub(super) struct Plan {
 }
 
 /// The longest prefix that all groups can serve.
-pub(super) fn plan(groups: &[DomainGroup], presence: &Presence, limits: &Limits) -> Plan {
+pub(super) fn plan(groups: &[GroupShape], presence: &Presence, limits: &Limits) -> Plan {
     let view = View::new(presence, limits);
     let cover: Vec<u64> = groups.iter().map(|g| view.cover(g)).collect();
     // Full attention bounds the prefix whatever else is there.
@@ -101,23 +113,23 @@ pub(super) fn plan(groups: &[DomainGroup], presence: &Presence, limits: &Limits)
 }
 
 /// Per group, tokens up to which every object from token 0 on is there, a tail at the end included.
-pub(super) fn present_tokens(groups: &[DomainGroup], presence: &Presence, limits: &Limits) -> Vec<u64> {
+pub(super) fn present_tokens(groups: &[GroupShape], presence: &Presence, limits: &Limits) -> Vec<u64> {
     let view = View::new(presence, limits);
     groups.iter().map(|g| view.cover(g)).collect()
 }
 
 /// Plans, and finds every object of the plan again. What is not found any more is taken out of `presence`
 /// and the plan is made anew, a few times; then it is a miss. The plan and the records of its loads.
-pub(super) fn settle(
-    groups: &[DomainGroup],
+pub(super) fn settle<R: Copy>(
+    groups: &[GroupShape],
     presence: &mut Presence,
     limits: &Limits,
-    mut find: impl FnMut(&Load) -> Option<u32>,
-) -> (Plan, Vec<u32>) {
+    mut find: impl FnMut(&Load) -> Option<R>,
+) -> (Plan, Vec<R>) {
     for _ in 0..MAX_ROUNDS {
         let plan = plan(groups, presence, limits);
-        let found: Vec<Option<u32>> = plan.loads.iter().map(&mut find).collect();
-        if let Some(records) = found.iter().copied().collect::<Option<Vec<u32>>>() {
+        let found: Vec<Option<R>> = plan.loads.iter().map(&mut find).collect();
+        if let Some(records) = found.iter().copied().collect::<Option<Vec<R>>>() {
             return (plan, records);
         }
         for (load, _) in plan.loads.iter().zip(&found).filter(|(_, f)| f.is_none()) {
@@ -131,18 +143,18 @@ pub(super) fn settle(
     (Plan::default(), Vec::new())
 }
 
-/// As [`settle`], and not longer than `fits` allows: it is given the records of a plan and says what pinning them
+/// As [`settle`], and not longer than `fits` allows: it is given a plan and its records and says what pinning them
 /// takes, or that it is too much. Then the longest prefix in whole chunks that fits is found by halving, since a
 /// shorter one needs less. The last value tells that this happened.
-pub(super) fn settle_within<T: Default>(
-    groups: &[DomainGroup],
+pub(super) fn settle_within<R: Copy, T: Default>(
+    groups: &[GroupShape],
     presence: &mut Presence,
     limits: &Limits,
-    mut find: impl FnMut(&Load) -> Option<u32>,
-    fits: impl Fn(&[u32]) -> Option<T>,
-) -> (Plan, Vec<u32>, T, bool) {
+    mut find: impl FnMut(&Load) -> Option<R>,
+    fits: impl Fn(&Plan, &[R]) -> Option<T>,
+) -> (Plan, Vec<R>, T, bool) {
     let (whole, records) = settle(groups, presence, limits, &mut find);
-    if let Some(taken) = fits(&records) {
+    if let Some(taken) = fits(&whole, &records) {
         return (whole, records, taken, false);
     }
     let mut best = (Plan::default(), Vec::new(), T::default());
@@ -154,7 +166,7 @@ pub(super) fn settle_within<T: Default>(
             ..*limits
         };
         let (plan, records) = settle(groups, presence, &shorter, &mut find);
-        match fits(&records) {
+        match fits(&plan, &records) {
             Some(taken) => {
                 best = (plan, records, taken);
                 fit = chunks;
@@ -204,7 +216,7 @@ impl<'a> View<'a> {
         here.map(move |t| (*t, at(t))).collect::<Vec<_>>().into_iter()
     }
 
-    fn has_chunk(&self, chunk: u64, bit: u64) -> bool {
+    fn has_chunk(&self, chunk: u64, bit: u32) -> bool {
         self.presence
             .chunks
             .get(chunk as usize)
@@ -212,7 +224,7 @@ impl<'a> View<'a> {
     }
 
     /// Tokens up to which every object from 0 on is there.
-    fn cover(&self, group: &DomainGroup) -> u64 {
+    fn cover(&self, group: &GroupShape) -> u64 {
         let chunks = self.presence.chunks.iter();
         let full = chunks.take_while(|groups| *groups & group.bit != 0).count() as u64;
         let mut tails = self.tails_of(full).rev();
@@ -232,7 +244,7 @@ impl<'a> View<'a> {
         all
     }
 
-    fn serves(&self, group: &DomainGroup, boundary: u64) -> bool {
+    fn serves(&self, group: &GroupShape, boundary: u64) -> bool {
         match group.kind {
             ObjectKind::Full => boundary <= self.cover(group),
             ObjectKind::Recurrent => self.state(group.bit, boundary).is_some(),
@@ -260,7 +272,7 @@ impl<'a> View<'a> {
     }
 
     /// An object that holds a piece: the full chunk, else the shortest tail.
-    fn source(&self, bit: u64, piece: &Piece) -> Option<Source> {
+    fn source(&self, bit: u32, piece: &Piece) -> Option<Source> {
         let holds = |source: Source| {
             let held_from = self.presence.holes.get(&(source, bit));
             held_from.is_none_or(|held_from| u64::from(*held_from) <= piece.from)
@@ -276,7 +288,7 @@ impl<'a> View<'a> {
     }
 
     /// The state at exactly `boundary`.
-    fn state(&self, bit: u64, boundary: u64) -> Option<Source> {
+    fn state(&self, bit: u32, boundary: u64) -> Option<Source> {
         let (chunk, tokens) = (
             boundary / self.limits.chunk_size,
             boundary % self.limits.chunk_size,
@@ -290,7 +302,7 @@ impl<'a> View<'a> {
             .map(|(at, _)| Source::Tail(at))
     }
 
-    fn loads(&self, groups: &[DomainGroup], boundary: u64) -> Vec<Load> {
+    fn loads(&self, groups: &[GroupShape], boundary: u64) -> Vec<Load> {
         let mut loads = Vec::new();
         let local = self.limits.local_tokens;
         if boundary <= local {

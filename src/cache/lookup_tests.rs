@@ -1,19 +1,15 @@
-use std::collections::BTreeMap;
-
 use super::*;
 use proptest::prelude::*;
 
 const CHUNK: u64 = 256;
 
-fn groups(kinds: &[ObjectKind]) -> Vec<DomainGroup> {
+fn groups(kinds: &[ObjectKind]) -> Vec<GroupShape> {
     kinds
         .iter()
         .enumerate()
-        .map(|(i, &kind)| DomainGroup {
+        .map(|(i, &kind)| GroupShape {
             group: i as u16 * 3,
             kind,
-            parts: 1,
-            unit_bytes: BTreeMap::new(),
             bit: 1 << i,
         })
         .collect()
@@ -27,7 +23,7 @@ fn limits(max_tokens: u64, local_tokens: u64) -> Limits {
     }
 }
 
-fn presence(chunks: &[u64], tails: &[(u32, u32, u64)]) -> Presence {
+fn presence(chunks: &[u32], tails: &[(u32, u32, u32)]) -> Presence {
     Presence {
         chunks: chunks.to_vec(),
         tails: tails
@@ -55,7 +51,7 @@ use Source::{Chunk, Tail};
 fn one_full_group_serves_chunks_and_the_front_of_the_next_object() {
     let g = groups(&[FULL]);
     // The prompt of the demo: 4000 tokens, stored as 15 chunks and a tail of 160; at most 3999 are wanted.
-    let tails: Vec<(u32, u32, u64)> = (1..=5).map(|n| (15, n * 32, u64::from(n == 5))).collect();
+    let tails: Vec<(u32, u32, u32)> = (1..=5).map(|n| (15, n * 32, u32::from(n == 5))).collect();
     let p = presence(&[1; 15], &tails);
     let plan = plan(&g, &p, &limits(3999, 0));
     assert_eq!(plan.hit_tokens, 3968);
@@ -190,10 +186,10 @@ fn a_vanished_object_shrinks_the_hit_and_too_many_end_it() {
 }
 
 /// The definition, slowly: can every group be served at `b`?
-fn reference(g: &[DomainGroup], p: &Presence, l: &Limits) -> u64 {
+fn reference(g: &[GroupShape], p: &Presence, l: &Limits) -> u64 {
     let held_from =
-        |source, group: &DomainGroup| p.holes.get(&(source, group.bit)).copied().map_or(0, u64::from);
-    let object_ends = |group: &DomainGroup| -> Vec<(u64, u64)> {
+        |source, group: &GroupShape| p.holes.get(&(source, group.bit)).copied().map_or(0, u64::from);
+    let object_ends = |group: &GroupShape| -> Vec<(u64, u64)> {
         let chunks = p.chunks.iter().enumerate();
         let chunks = chunks.filter(|(_, m)| **m & group.bit != 0).map(|(i, _)| {
             let start = i as u64 * CHUNK;
@@ -243,8 +239,8 @@ fn reference(g: &[DomainGroup], p: &Presence, l: &Limits) -> u64 {
 proptest! {
     #[test]
     fn agrees_with_the_definition(
-        chunks in prop::collection::vec(0..16_u64, 0..7),
-        tails in prop::collection::vec((0..7_u32, 1..8_u32, 0..16_u64), 0..8),
+        chunks in prop::collection::vec(0..16_u32, 0..7),
+        tails in prop::collection::vec((0..7_u32, 1..8_u32, 0..16_u32), 0..8),
         max in 0..2000_u64,
         window in 1..700_u64,
         local in 1..700_u64,
@@ -253,8 +249,8 @@ proptest! {
     ) {
         let g = groups(&[FULL, ObjectKind::Window { tokens: window }, STATE, ObjectKind::ChunkedLocal { tokens: local }]);
         // Random masks rarely serve anything; let most chunks have most groups.
-        let chunks: Vec<u64> = chunks.into_iter().map(|m| if bias { m | 0b1011 } else { m }).collect();
-        let mut tails: Vec<(u32, u32, u64)> = tails.into_iter().map(|(c, t, m)| (c, t * 32, m)).collect();
+        let chunks: Vec<u32> = chunks.into_iter().map(|m| if bias { m | 0b1011 } else { m }).collect();
+        let mut tails: Vec<(u32, u32, u32)> = tails.into_iter().map(|(c, t, m)| (c, t * 32, m)).collect();
         tails.sort_unstable();
         tails.dedup_by_key(|t| (t.0, t.1));
         let mut p = presence(&chunks, &tails);

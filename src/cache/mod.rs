@@ -3,7 +3,7 @@
 //! May import everything up to `pool`. No unsafe code.
 //!
 //! [`Core`] is what the server drives, from one thread: every request is a method. Clients use the read
-//! side only: [`index::IndexReader`] over their own read-only mapping, and the offsets of [`slabs`].
+//! side only: [`direct`] over their own read-only mapping of the [`index`], with the [`pin_words`] of their slab.
 //!
 //! The order of words is the contract of docs/shm-layout.md; `loom` checks it on a miniature.
 
@@ -11,6 +11,7 @@ mod api;
 mod commit;
 mod core;
 mod credit;
+pub mod direct;
 mod discard;
 mod error;
 mod evict;
@@ -21,13 +22,16 @@ mod lookup;
 #[cfg(all(test, loom))]
 mod loom;
 mod partials;
+pub mod pin_words;
 mod pins;
 mod policy;
+mod probe;
 mod publish;
 mod read;
 pub mod record;
 mod records;
 mod registry;
+mod shape;
 pub mod slabs;
 mod status;
 #[cfg(all(test, not(loom)))]
@@ -38,6 +42,7 @@ pub use api::*;
 pub use error::CoreError;
 pub use policy::{EvictionPolicy, Lru};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
+pub use shape::{DomainShape, GroupShape};
 
 pub use crate::geometry::MAX_CHUNK_TOKENS;
 pub use crate::pool::Extent;

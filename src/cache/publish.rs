@@ -8,7 +8,7 @@ use super::error::CoreError;
 use super::evict::Later;
 use super::index::FreeSlot;
 use super::partials::PartialKey;
-use super::record::{HeldRange, RecordWords, incarnation};
+use super::record::{Holding, RecordWords, incarnation};
 use crate::pool::body::{self, PartBody, blocks_for};
 use crate::pool::{Extent, RecordState, count_frames};
 
@@ -19,7 +19,8 @@ impl Core {
             return Ok(CommitOutcome::Dropped);
         };
         let record = partial.record;
-        let range = HeldRange {
+        let range = Holding {
+            domain: self.records.get(record).domain,
             tokens: partial.tokens,
             held_from: partial.held_from,
         };
@@ -58,6 +59,7 @@ impl Core {
         self.partials.take(key);
         let frames = count_frames(&extents) as u32;
         self.records.publish(record, frames, range.held_from);
+        self.show_beside(self.records.get(record).parent);
         self.counters.stored_objects += 1;
         self.counters.stored_bytes += parts.iter().map(|p| p.bytes).sum::<u64>();
         self.end_rivals(&key.id, record)?;

@@ -2,15 +2,13 @@
 //!
 //! May import everything of this module.
 
-use std::collections::HashMap;
-
 use super::api::*;
 use super::core::Core;
+use super::direct::{check_tails, named, requested_units, touched_by};
 use super::error::CoreError;
-use super::lookup::{self, Limits, Load, Presence, Source, TailPresence};
+use super::lookup::{self, Limits, Load, Plan, Source};
 use super::pins::Kept;
-use super::registry::Domain;
-use crate::geometry::ObjectKind;
+use super::probe;
 use crate::keys::ChunkKey;
 use crate::pool::body;
 
@@ -30,68 +28,57 @@ impl Core {
         self.require_chunk_size()?;
         self.client(client)?;
         let (number, domain) = self.registry.find(&request.domain_seed)?;
-        let chunk = domain.chunk;
-        check_tails(request, domain)?;
-        let limits = Limits {
-            chunk_size: chunk.into(),
-            max_tokens: request.max_tokens,
-            local_tokens: request.local_tokens,
-        };
-        let alignment = domain.alignment;
+        let shape = domain.shape(number, self.kept_frames_max(domain));
+        check_tails(request, &shape)?;
+        let limits = Limits::of(request, &shape);
+        let reader = self.index.reader();
         let (mut presence, anchors) = if domain.is_complete() {
-            self.presence(number, domain, request, chunk)
+            let probed = probe::probe(&reader, &shape, request);
+            (probed.presence, probed.anchors)
         } else {
             Default::default()
         };
-        let present_tokens = lookup::present_tokens(&domain.groups, &presence, &limits);
-        let id_of = |load: &Load| {
-            let key = match load.source {
-                Source::Chunk(at) => request.keys[at as usize],
-                Source::Tail(at) => request.tails[at as usize].key,
-            };
-            let group = domain.groups[load.group].group;
-            ObjectId { key, group }
-        };
+        let present_tokens = lookup::present_tokens(&shape.groups, &presence, &limits);
         let find = |load: &Load| match load.source {
             // Found a moment ago, with its key compared.
-            Source::Chunk(at) if domain.anchor == Some(domain.groups[load.group].group) => {
-                anchors.get(at as usize).copied()
+            Source::Chunk(at) if shape.anchor == Some(shape.groups[load.group].group) => {
+                anchors.get(at as usize).map(|found| found.record)
             }
-            _ => self.live(number, &id_of(load)).map(|(record, _)| record),
+            _ => {
+                let found = self.live(number, &probe::id_of(load, &shape, request));
+                found.map(|(record, _)| record)
+            }
         };
-        let fits = |records: &[u32]| match request.pin {
+        let fits = |_: &Plan, records: &[u32]| match request.pin {
             true => self.keep_all(client, domain, records),
             false => Some(Kept::new()),
         };
         let (plan, records, kept, shortened) =
-            lookup::settle_within(&domain.groups, &mut presence, &limits, find, fits);
+            lookup::settle_within(&shape.groups, &mut presence, &limits, find, fits);
         let mut answer = LookupAnswer {
             hit_tokens: plan.hit_tokens,
             present_tokens,
             ..LookupAnswer::default()
         };
+        if request.describe && domain.is_complete() {
+            answer.shape = Some(shape.clone());
+        }
         if request.pin {
-            let full = domain
-                .groups
-                .iter()
-                .map(|g| g.kind == ObjectKind::Full)
-                .collect::<Vec<_>>();
-            answer.loads = plan
-                .loads
-                .iter()
-                .map(|load| load_item(load, id_of(load), request, chunk))
-                .collect();
-            let touched = (plan.hit_tokens / u64::from(chunk)) as usize;
-            self.touch(
-                &plan.loads,
-                &records,
-                &full,
-                anchors.get(..touched).unwrap_or(&anchors),
-            );
+            answer.loads = named(&plan, &shape, request);
+            let touched = (plan.hit_tokens / u64::from(shape.chunk)) as usize;
+            let anchors = anchors.get(..touched).unwrap_or(&anchors);
+            for record in touched_by(&plan, &records, anchors, &shape) {
+                self.records.touch(record);
+            }
             answer.pin = self.pin(client, request.session, records, kept)?;
         }
         self.counters.shortened += u64::from(shortened);
-        self.count(request, chunk, alignment, answer.hit_tokens);
+        let requested = requested_units(request, &shape);
+        let hit = answer.hit_tokens / shape.alignment;
+        self.counters.lookups += 1;
+        self.counters.requested += requested;
+        self.counters.hit += hit;
+        self.counters.miss += requested - hit;
         Ok(answer)
     }
 
@@ -133,7 +120,7 @@ impl Core {
         let (mut keeping, mut shortened) = (self.keeping(client, domain), false);
         for id in ids {
             let view = reader.lookup(id);
-            let view = view.filter(|v| self.records.get(v.record).domain == number);
+            let view = view.filter(|view| view.domain == number);
             let first_extent = answer.extents.len() as u32;
             let place = view.and_then(|view| {
                 if !keeping.add(view.record) {
@@ -206,141 +193,4 @@ impl Core {
         }
         Ok(self.pins.add(client, session, records, kept))
     }
-
-    /// What is there of a prompt, and the records of its chunks in the anchor group.
-    ///
-    /// The anchor's record knows which other groups have an object of its key, so that a chunk costs one
-    /// probe whatever the number of groups. Behind the first chunk that the anchor lacks nothing can be hit.
-    fn presence(
-        &self,
-        number: u32,
-        domain: &Domain,
-        request: &LookupRequest<'_>,
-        chunk: u32,
-    ) -> (Presence, Vec<u32>) {
-        let has = |key: &ChunkKey, group: u16, tokens: u32| {
-            let found = self.live(number, &ObjectId { key: *key, group })?;
-            (found.1 == tokens).then_some(found.0)
-        };
-        let mut presence = Presence::default();
-        let mut anchors = Vec::new();
-        let anchor = domain.anchor();
-        // Groups that no anchor's record speaks for.
-        let alone: Vec<(u16, u64)> = domain
-            .groups
-            .iter()
-            .filter(|g| anchor.is_none_or(|a| g.kind == ObjectKind::Full && g.group != a.group))
-            .map(|g| (g.group, g.bit))
-            .collect();
-        let mut holes = HashMap::new();
-        let mut note = |source: Source, bit: u64, record: u32| {
-            let held_from = self.records.get(record).held_from;
-            if held_from > 0 {
-                holes.insert((source, bit), held_from);
-            }
-        };
-        for (at, key) in request.keys.iter().enumerate() {
-            let source = Source::Chunk(at as u32);
-            let mut groups = 0;
-            if let Some(anchor) = anchor {
-                let Some(record) = has(key, anchor.group, chunk) else {
-                    break;
-                };
-                anchors.push(record);
-                let entry = self.records.get(record);
-                groups = anchor.bit | entry.below;
-                for group in domain.groups.iter().filter(|g| g.bit & entry.holed != 0) {
-                    if let Some(record) = has(key, group.group, chunk) {
-                        note(source, group.bit, record);
-                    }
-                }
-            }
-            for (group, bit) in &alone {
-                if let Some(record) = has(key, *group, chunk) {
-                    groups |= bit;
-                    note(source, *bit, record);
-                }
-            }
-            presence.chunks.push(groups);
-        }
-        for (at, tail) in request.tails.iter().enumerate() {
-            let mut groups = 0;
-            if anchor.is_none() || tail.chunk as usize <= anchors.len() {
-                for group in &domain.groups {
-                    if let Some(record) = has(&tail.key, group.group, tail.tokens) {
-                        groups |= group.bit;
-                        note(Source::Tail(at as u32), group.bit, record);
-                    }
-                }
-            }
-            presence.tails.push(TailPresence {
-                chunk: tail.chunk,
-                tokens: tail.tokens,
-                groups,
-            });
-        }
-        presence.holes = holes;
-        (presence, anchors)
-    }
-
-    /// Notes a use: states and windows first, then full attention from the end, so that what hangs under
-    /// something is never the more recent.
-    fn touch(&mut self, loads: &[Load], records: &[u32], full: &[bool], anchors: &[u32]) {
-        let loaded = loads.iter().zip(records);
-        let (upper, lower): (Vec<_>, Vec<_>) = loaded.partition(|(load, _)| full[load.group]);
-        for (_, record) in lower.into_iter().chain(upper.into_iter().rev()) {
-            self.records.touch(*record);
-        }
-        for record in anchors.iter().rev() {
-            self.records.touch(*record);
-        }
-    }
-
-    fn count(&mut self, request: &LookupRequest<'_>, chunk: u32, alignment: u64, hit: u64) {
-        let chunk = u64::from(chunk);
-        let tails = request.tails.iter();
-        let named = tails
-            .map(|t| u64::from(t.chunk) * chunk + u64::from(t.tokens))
-            .fold(request.keys.len() as u64 * chunk, u64::max);
-        let requested = named.min(request.max_tokens) / alignment;
-        let hit = hit / alignment;
-        self.counters.lookups += 1;
-        self.counters.requested += requested;
-        self.counters.hit += hit;
-        self.counters.miss += requested - hit;
-    }
-}
-
-fn load_item(load: &Load, id: ObjectId, request: &LookupRequest<'_>, chunk: u32) -> LoadItem {
-    let (at, tokens) = match load.source {
-        Source::Chunk(at) => (at, chunk),
-        Source::Tail(at) => {
-            let tail = &request.tails[at as usize];
-            (tail.chunk, tail.tokens)
-        }
-    };
-    LoadItem {
-        id,
-        chunk: at,
-        tokens,
-    }
-}
-
-/// A tail is a proper part of a chunk whose chunks before it are named, in whole alignments.
-fn check_tails(request: &LookupRequest<'_>, domain: &Domain) -> Result<(), CoreError> {
-    let chunk = domain.chunk;
-    for tail in request.tails {
-        let aligned = u64::from(tail.tokens).is_multiple_of(domain.alignment);
-        let known = tail.chunk as usize <= request.keys.len();
-        if tail.tokens == 0 || tail.tokens >= chunk || !aligned || !known {
-            return Err(CoreError::InvalidKey {
-                chunk: tail.chunk.into(),
-                tokens: tail.tokens.into(),
-                alignment: domain.alignment,
-                chunk_size: chunk.into(),
-                keys: request.keys.len() as u64,
-            });
-        }
-    }
-    Ok(())
 }

@@ -6,6 +6,7 @@ use super::ObjectId;
 use crate::keys::ChunkKey;
 use crate::pool::body::{self, INLINE_WORDS, PartBody};
 use crate::pool::directory::SHARED_WORDS;
+use crate::pool::frames_for;
 
 /// Meta of a record whose fields are being written, or were never.
 pub const META_UNSTABLE: u64 = 0;
@@ -24,10 +25,12 @@ pub const WORD_SHAPE: usize = 5;
 pub const WORD_BYTES: usize = 6;
 /// Index of the body word.
 pub const WORD_BODY: usize = 7;
-/// Index of the word of the first token that is held.
+/// Index of the word of the domain and the first token that is held.
 pub const WORD_HELD: usize = 8;
+/// Index of the word of the groups beside it: the only one that changes while the record is live.
+pub const WORD_BESIDE: usize = 9;
 /// Index of the first body word.
-const WORD_INLINE: usize = 9;
+const WORD_INLINE: usize = 10;
 
 /// The incarnation of a boot's `counter`-th publication. `None` when the counter has run out.
 pub fn incarnation(boot_seq: u64, counter: u64) -> Option<u64> {
@@ -53,13 +56,40 @@ pub fn key_of_words(words: [u64; 4]) -> ChunkKey {
     ChunkKey::from_bytes(bytes)
 }
 
-/// The tokens of an object, counted from the start of its chunk.
+/// The domain of an object, and its tokens, counted from the start of its chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeldRange {
+pub struct Holding {
+    /// Number of the domain.
+    pub domain: u32,
     /// How many.
     pub tokens: u32,
     /// Those before this one are holes: null blocks of a window, stored as zeroes.
     pub held_from: u32,
+}
+
+/// The groups that have a live object of the same key under a record, by their bits. Readers take it for a hint: they
+/// look each object up that they are going to load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// Those groups.
+    pub below: u32,
+    /// Those of them whose object begins with holes.
+    pub holed: u32,
+}
+
+impl Beside {
+    /// The record's word.
+    pub fn to_word(self) -> u64 {
+        u64::from(self.holed) << 32 | u64::from(self.below)
+    }
+
+    /// From the record's word.
+    pub fn from_word(word: u64) -> Self {
+        Self {
+            below: word as u32,
+            holed: (word >> 32) as u32,
+        }
+    }
 }
 
 /// Everything that a record says of an object, ready to be written.
@@ -75,7 +105,7 @@ impl RecordWords {
     /// Encodes an object whose body needs the given chain blocks.
     pub fn encode(
         id: &ObjectId,
-        range: HeldRange,
+        range: Holding,
         incarnation: u64,
         parts: &[PartBody],
         blocks: &[u32],
@@ -88,7 +118,7 @@ impl RecordWords {
         shared[WORD_SHAPE] = u64::from(range.tokens) << 32 | (parts.len() as u64) << 16 | u64::from(id.group);
         shared[WORD_BYTES] = parts.iter().map(|p| p.bytes).sum();
         shared[WORD_BODY] = blocks.first().map_or(0, |b| u64::from(*b) + 1) << 32 | body.len() as u64;
-        shared[WORD_HELD] = range.held_from.into();
+        shared[WORD_HELD] = u64::from(range.domain) << 32 | u64::from(range.held_from);
         let inline = body.len().min(INLINE_WORDS);
         shared[WORD_INLINE..WORD_INLINE + inline].copy_from_slice(&body[..inline]);
         Self { shared, body }
@@ -102,6 +132,8 @@ pub struct RecordView {
     pub record: u32,
     /// Its incarnation.
     pub incarnation: u64,
+    /// Number of its domain: of two that name the same keys neither is given the other's bytes.
+    pub domain: u32,
     /// Tokens of the object.
     pub tokens: u32,
     /// The first of them that is held.
@@ -110,11 +142,18 @@ pub struct RecordView {
     pub parts: u16,
     /// Bytes of all parts.
     pub bytes: u64,
+    /// What hangs beside it.
+    pub beside: Beside,
     pub(super) body: u64,
     pub(super) inline: [u64; INLINE_WORDS],
 }
 
 impl RecordView {
+    /// Frames of the object, at most: each part starts on a frame of its own.
+    pub fn frames(&self) -> u64 {
+        frames_for(self.bytes) + u64::from(self.parts).saturating_sub(1)
+    }
+
     /// Reads the words of a record that belongs to `id`; `None` when it belongs to another.
     pub(super) fn decode(record: u32, words: &[u64; SHARED_WORDS], id: &ObjectId) -> Option<Self> {
         let shape = words[WORD_SHAPE];
@@ -124,10 +163,12 @@ impl RecordView {
         same.then_some(Self {
             record,
             incarnation: words[WORD_META],
+            domain: (words[WORD_HELD] >> 32) as u32,
             tokens: (shape >> 32) as u32,
             held_from: words[WORD_HELD] as u32,
             parts: (shape >> 16) as u16,
             bytes: words[WORD_BYTES],
+            beside: Beside::from_word(words[WORD_BESIDE]),
             body: words[WORD_BODY],
             inline,
         })
@@ -150,7 +191,8 @@ mod tests {
             checksum: 0xABCD,
             extents: vec![Extent::new(5, 1), Extent::new(9, 1)],
         }];
-        let range = HeldRange {
+        let range = Holding {
+            domain: 7,
             tokens: 256,
             held_from: 96,
         };
@@ -159,11 +201,20 @@ mod tests {
         assert_eq!(words.shared[1], 0x0706_0504_0302_0100);
         assert_eq!(words.shared[5], 256 << 32 | 1 << 16 | 0x0102);
         assert_eq!(
-            words.shared[6..13],
-            [70_000, 4, 96, 70_000 << 16 | 2, 0xABCD, 5 << 32 | 1, 9 << 32 | 1]
+            words.shared[6..14],
+            [
+                70_000,
+                4,
+                7 << 32 | 96,
+                0,
+                70_000 << 16 | 2,
+                0xABCD,
+                5 << 32 | 1,
+                9 << 32 | 1
+            ]
         );
         let view = RecordView::decode(4, &words.shared, &id).unwrap();
-        assert_eq!((view.tokens, view.held_from), (256, 96));
+        assert_eq!((view.domain, view.tokens, view.held_from), (7, 256, 96));
         assert_eq!((view.parts, view.bytes), (1, 70_000));
         assert_eq!(key_of_words(key_words(&id.key)), id.key);
         let other = ObjectId { group: 1, ..id };

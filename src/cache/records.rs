@@ -1,11 +1,12 @@
 //! What the server knows of each record beyond the shared words: its tree, its pins, whether it may go.
 //!
-//! May import `pool` and this module's `policy`.
+//! May import `pool` and this module's `policy` and `record`.
 //!
 //! Records form trees: a full-attention object hangs under the one of the chunk before, a window or a
 //! state under the full-attention object of its chunk. Only leaves go.
 
 use super::policy::{EvictionPolicy, Lru};
+use super::record::Beside;
 use crate::pool::RecordState;
 use crate::pool::body::NumberPool;
 
@@ -27,11 +28,9 @@ pub(super) struct Record {
     /// The first of its tokens that is held.
     pub(super) held_from: u32,
     /// Bit of its group in its domain.
-    pub(super) bit: u64,
-    /// Groups that have a live object of the same key under it.
-    pub(super) below: u64,
-    /// Those of `below` whose object begins with holes.
-    pub(super) holed: u64,
+    pub(super) bit: u32,
+    /// What hangs beside it, as its record in the index says.
+    pub(super) groups: Beside,
     /// Whether it is one of `below` of its parent.
     pub(super) beside: bool,
     /// Superseded.
@@ -58,8 +57,7 @@ const UNUSED: Record = Record {
     frames: 0,
     held_from: 0,
     bit: 0,
-    below: 0,
-    holed: 0,
+    groups: Beside { below: 0, holed: 0 },
     beside: false,
     superseded: false,
 };
@@ -96,7 +94,7 @@ impl Records {
     }
 
     /// Takes a number for an incomplete object under `parent`.
-    pub(super) fn open(&mut self, domain: u32, bit: u64, parent: Option<u32>, beside: bool) -> Option<u32> {
+    pub(super) fn open(&mut self, domain: u32, bit: u32, parent: Option<u32>, beside: bool) -> Option<u32> {
         let record = self.numbers.take()?;
         if record as usize >= self.all.len() {
             self.all.resize(record as usize + 1, UNUSED);
@@ -121,8 +119,8 @@ impl Records {
         let (bit, parent) = (entry.bit, entry.parent.filter(|_| entry.beside));
         if let Some(parent) = parent {
             let parent = self.get_mut(parent);
-            parent.below |= bit;
-            parent.holed |= if held_from > 0 { bit } else { 0 };
+            parent.groups.below |= bit;
+            parent.groups.holed |= if held_from > 0 { bit } else { 0 };
         }
         self.live += 1;
         self.policy.stored(record);
@@ -175,8 +173,8 @@ impl Records {
     fn leave(&mut self, entry: &Record) {
         if let Some(parent) = entry.parent.filter(|_| entry.beside) {
             let parent = self.get_mut(parent);
-            parent.below &= !entry.bit;
-            parent.holed &= !entry.bit;
+            parent.groups.below &= !entry.bit;
+            parent.groups.holed &= !entry.bit;
         }
     }
 
@@ -253,7 +251,7 @@ impl Records {
     /// it can be hung under its parent, for a state stays useful without the attention bytes of its tail.
     pub(super) fn may_go(&self, record: u32) -> bool {
         let entry = self.get(record);
-        let movable = entry.superseded && entry.children == entry.below.count_ones();
+        let movable = entry.superseded && entry.children == entry.groups.below.count_ones();
         entry.state == RecordState::Live && entry.pins == 0 && (entry.children == 0 || movable)
     }
 

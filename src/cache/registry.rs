@@ -1,17 +1,17 @@
 //! Domains: which object groups exist, how many parts they have, how large each is.
 //!
-//! May import `geometry`, `keys`, `pool` and this module's `api` and `error`.
+//! May import `geometry`, `keys`, `pool` and this module's `api`, `error` and `shape`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{CoreError, GroupRegistration, Registration};
+use super::{CoreError, DomainShape, GroupRegistration, GroupShape, Registration};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::pool::body::MAX_PART_BYTES;
 use crate::pool::{FRAME_BYTES, frames_for};
 
-/// Object groups of one domain: each has a bit of a word.
-pub const MAX_GROUPS: usize = 64;
+/// Object groups of one domain: each has a bit of half a word.
+pub const MAX_GROUPS: usize = 32;
 /// Parts of one object.
 pub const MAX_PARTS: u16 = 1024;
 /// Domains at a time.
@@ -29,7 +29,7 @@ pub(super) struct DomainGroup {
     /// Bytes per alignment (or per state) of each part that some rank has registered.
     pub(super) unit_bytes: BTreeMap<u16, u64>,
     /// Its bit.
-    pub(super) bit: u64,
+    pub(super) bit: u32,
 }
 
 impl DomainGroup {
@@ -82,19 +82,31 @@ impl Domain {
             .sum()
     }
 
+    /// What a reader has to know of it. `domain` is its number, `kept_frames_max` what the pins of one client may keep.
+    pub(super) fn shape(&self, domain: u32, kept_frames_max: u64) -> DomainShape {
+        let shape = |group: &DomainGroup| GroupShape {
+            group: group.group,
+            kind: group.kind,
+            bit: group.bit,
+        };
+        DomainShape {
+            domain,
+            chunk: self.chunk,
+            alignment: self.alignment,
+            anchor: self.anchor,
+            groups: self.groups.iter().map(shape).collect(),
+            kept_frames_max,
+        }
+    }
+
     /// A group by its number.
     pub(super) fn group(&self, group: u16) -> Option<&DomainGroup> {
         let at = self.groups.binary_search_by_key(&group, |g| g.group).ok()?;
         self.groups.get(at)
     }
 
-    /// The anchor group.
-    pub(super) fn anchor(&self) -> Option<&DomainGroup> {
-        self.group(self.anchor?)
-    }
-
     /// The group that has a bit.
-    pub(super) fn group_of_bit(&self, bit: u64) -> Option<&DomainGroup> {
+    pub(super) fn group_of_bit(&self, bit: u32) -> Option<&DomainGroup> {
         self.groups.iter().find(|g| g.bit == bit)
     }
 }

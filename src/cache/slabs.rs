@@ -30,7 +30,7 @@ pub const SLAB_TOUCHED: usize = 36864;
 /// Entries of the touched log.
 pub const TOUCHED_WORDS: usize = 3584;
 
-const STATS: usize = 9;
+const STATS: usize = 13;
 const _: () = assert!(SLAB_PINS + PIN_WORDS * 8 == SLAB_TOUCHED);
 const _: () = assert!(SLAB_TOUCHED + TOUCHED_WORDS * 8 == SLAB_BYTES);
 
@@ -104,14 +104,22 @@ impl Slabs {
     /// The records that slabs pin now: each word copied once, those that name no record dropped.
     pub fn pinned(&self, records: u32) -> HashSet<u32> {
         let mut pinned = HashSet::new();
-        let mut words = Vec::new();
         for slab in self.open_slabs() {
-            let high = self.word(slab, SLAB_HIGH_WATER).min(PIN_WORDS as u64) as usize;
-            words.resize(high, 0);
-            self.load(slab, SLAB_PINS, &mut words);
-            pinned.extend(words.iter().filter_map(|w| record_of(*w, records)));
+            pinned.extend(self.pinned_by(slab as u16, records));
         }
         pinned
+    }
+
+    /// The records that one slab pins now, each as often as it does.
+    pub fn pinned_by(&self, slab: u16, records: u32) -> Vec<u32> {
+        let slab = slab.into();
+        let high = self.word(slab, SLAB_HIGH_WATER).min(PIN_WORDS as u64) as usize;
+        let mut words = vec![0; high];
+        self.load(slab, SLAB_PINS, &mut words);
+        words
+            .iter()
+            .filter_map(|word| record_of(*word, records))
+            .collect()
     }
 
     /// Reads what clients have logged as touched since the last time, oldest first. Entries that were
@@ -145,6 +153,10 @@ impl Slabs {
             dropped_stores,
             degraded_seconds,
             corrupt_loads,
+            lookups,
+            requested,
+            hit,
+            shortened,
         ] = words;
         ClientCounters {
             loads,
@@ -156,6 +168,10 @@ impl Slabs {
             dropped_stores,
             degraded_seconds,
             corrupt_loads,
+            lookups,
+            requested,
+            hit,
+            shortened,
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! May import everything of this module.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::api::{ClientId, ClientStatus, CoreStatus, Counters, PoolStatus};
 use super::core::{Client, Core};
@@ -59,6 +59,7 @@ impl Core {
 
     fn client_status(&self, client: &Client) -> ClientStatus {
         let registration = client.registration.as_ref();
+        let own = self.slabs.pinned_by(client.id.slab, self.pool.frames());
         let domain = registration.and_then(|r| Some((r.rank, self.registry.get(r.domain)?.seed)));
         ClientStatus {
             id: client.id,
@@ -68,9 +69,26 @@ impl Core {
             registered: domain,
             granted: (client.credit.frames() + self.partial_frames(client.id)) * FRAME_BYTES,
             pins: self.pins.count(client.id) as u64,
-            kept: self.pins.kept_frames(client.id) * FRAME_BYTES,
+            pin_words: own.len() as u64,
+            kept: (self.pins.kept_frames(client.id) + self.kept_by_words(client.id, &own)) * FRAME_BYTES,
             reported: self.slabs.counters(client.id.slab),
         }
+    }
+
+    /// Frames of records that the words of a slab keep and pins of the request form do not.
+    fn kept_by_words(&self, client: ClientId, records: &[u32]) -> u64 {
+        let (mut seen, mut frames) = (HashSet::new(), 0);
+        for &record in records {
+            let mut at = Some(record);
+            while let Some(record) = at.filter(|record| seen.insert(*record)) {
+                let entry = self.records.get(record);
+                if !self.pins.keeps(client, record) {
+                    frames += u64::from(entry.frames);
+                }
+                at = entry.parent;
+            }
+        }
+        frames
     }
 
     fn partial_frames(&self, client: ClientId) -> u64 {
@@ -86,7 +104,7 @@ impl Core {
     pub fn audit(&self) -> Result<(), CoreError> {
         let totals = self.pool.audit()?;
         self.audit_totals(&totals)?;
-        let mut tree: HashMap<u32, (u32, u64, u64)> = HashMap::new();
+        let mut tree: HashMap<u32, (u32, u32, u32)> = HashMap::new();
         for (number, record) in self.records.iter() {
             self.audit_record(number, record)?;
             if let Some(parent) = record.parent {
@@ -106,8 +124,12 @@ impl Core {
             let (children, below, holed) = tree.get(&number).copied().unwrap_or_default();
             let counted = pins.remove(&number).unwrap_or_default();
             same("children of a record", record.children.into(), children.into())?;
-            same("groups beside a record", record.below, below)?;
-            same("groups with holes beside a record", record.holed, holed)?;
+            same("groups beside a record", record.groups.below.into(), below.into())?;
+            same(
+                "groups with holes beside a record",
+                record.groups.holed.into(),
+                holed.into(),
+            )?;
             same("pins of a record", record.pins.into(), counted.into())?;
         }
         same("pins of records that are not in use", 0, pins.len() as u64)
@@ -154,13 +176,22 @@ impl Core {
             candidate.into(),
         )?;
         let id = self.id_of(number)?;
-        let found = self.index.reader().probe(&id);
+        let found = self.index.reader().lookup(&id);
         let live = state == RecordState::Live;
+        let found = found.filter(|view| view.record == number);
         same(
             "a record in the index",
             u64::from(live),
-            u64::from(found == Some(number)),
+            u64::from(found.is_some()),
         )?;
+        if let Some(view) = found {
+            let beside = record.groups.to_word();
+            same(
+                "groups that the index says are beside",
+                view.beside.to_word(),
+                beside,
+            )?;
+        }
         if let Some(parent) = record.parent {
             // Leaves first: what hangs under something that is gone would be unreachable, or unprotected.
             let above = self.records.get(parent).state;

@@ -243,14 +243,19 @@ fn table(status: &Value) -> String {
             show(&counters["dropped_stores"])
         ),
     );
+    // Most lookups are the clients' own.
+    let both = |name: &str| {
+        let of = |from: &Value| from[name].as_u64().unwrap_or(0);
+        of(counters).saturating_add(of(&status["reported"]))
+    };
     line(
         "lookups",
         format!(
             "{}: {} of {} units hit, {} missed",
-            show(&counters["lookups"]),
-            show(&counters["hit"]),
-            show(&counters["requested"]),
-            show(&counters["miss"])
+            both("lookups"),
+            both("hit"),
+            both("requested"),
+            both("requested").saturating_sub(both("hit"))
         ),
     );
     let clients = status["clients"].as_array().map_or(&[][..], Vec::as_slice);
@@ -263,7 +268,7 @@ fn table(status: &Value) -> String {
             show(&client["kind"]),
             show(&client["payload_path"]),
             size(&client["granted"]),
-            show(&client["pins"]),
+            client["pins"].as_u64().unwrap_or(0) + client["pin_words"].as_u64().unwrap_or(0),
             show(&client["name"]),
             if client["connected"] == Value::Bool(false) {
                 " (not connected)"

@@ -5,6 +5,17 @@ use std::time::Duration;
 
 use crate::wire::PeerKind;
 
+/// What a client maps of the server's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Maps {
+    /// Only the control region: every lookup is a message.
+    Nothing,
+    /// The index and a pin slab too: lookups need no message. What schedulers do.
+    Index,
+    /// The pool too: stores and loads. What workers do.
+    Pool,
+}
+
 /// Configuration of a [`super::Client`], fixed when it is made.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
@@ -22,8 +33,8 @@ pub struct ClientConfig {
     pub heartbeat: Duration,
     /// Pool space held ahead for stores.
     pub credit_bytes: u64,
-    /// Maps the pool whatever the kind is.
-    pub wants_pool: bool,
+    /// What is mapped of the server's memory.
+    pub maps: Maps,
     /// Sums the bytes of what is stored, and compares the bytes of what is loaded with the sum of their writer: an
     /// object that was damaged in the pool is a failed load. Costs a share of the copy's speed (docs/performance.md).
     pub checksums: bool,
@@ -40,7 +51,11 @@ impl ClientConfig {
             deadline: Duration::from_secs(1),
             heartbeat: Duration::from_secs(10),
             credit_bytes: 64 << 20,
-            wants_pool: kind == PeerKind::Worker,
+            maps: match kind {
+                PeerKind::Worker => Maps::Pool,
+                PeerKind::Scheduler => Maps::Index,
+                PeerKind::Tool | PeerKind::Unspecified => Maps::Nothing,
+            },
             checksums: true,
         }
     }

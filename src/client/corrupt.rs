@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::session::Session;
-use super::{ClientConfig, ClientError};
+use super::{ClientConfig, ClientError, Maps};
 
 /// What is done to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Damage {
 /// # Errors
 /// [`ClientError::Unavailable`] without a server, and its refusals.
 pub fn corrupt_pool(mut config: ClientConfig, damage: Damage) -> Result<u64, ClientError> {
-    config.wants_pool = true;
+    config.maps = Maps::Pool;
     let deadline = std::time::Instant::now() + config.deadline;
     let (_connection, session) = Session::open(&config, 1, &Arc::default(), deadline)?;
     let pool = session.pool()?;
@@ -32,7 +32,7 @@ pub fn corrupt_pool(mut config: ClientConfig, damage: Damage) -> Result<u64, Cli
     let mut after = vec![0_u8; frame_bytes];
     let mut changed = 0;
     for frame in 0..pool.frames() {
-        if pool.epoch(frame as u32) == 0 {
+        if pool.attached().epoch(frame as u32) == 0 {
             continue;
         }
         let offset = frame * pool.frame_bytes();

@@ -6,6 +6,7 @@ use crate::wire::Extent;
 /// Frames that this client holds and has not yet used.
 #[derive(Debug, Default)]
 pub(super) struct Credit {
+    /// In the order in which they were granted.
     free: Vec<Extent>,
 }
 
@@ -29,12 +30,10 @@ impl Credit {
         let mut left = frames;
         let mut taken = Vec::new();
         while left > 0 {
-            // The smallest extent that holds the rest, else the largest there is.
+            // The oldest extent that holds the rest, since its pages are the likeliest to be mapped; else the largest.
             let fits = |extent: &Extent| u64::from(extent.count) >= left;
-            let smallest = (0..self.free.len())
-                .filter(|&at| fits(&self.free[at]))
-                .min_by_key(|&at| self.free[at].count);
-            let at = smallest.or_else(|| (0..self.free.len()).max_by_key(|&at| self.free[at].count))?;
+            let oldest = self.free.iter().position(fits);
+            let at = oldest.or_else(|| (0..self.free.len()).max_by_key(|&at| self.free[at].count))?;
             let extent = &mut self.free[at];
             let count = u64::from(extent.count).min(left) as u32;
             taken.push(Extent {
@@ -45,7 +44,7 @@ impl Credit {
             extent.count -= count;
             left -= u64::from(count);
             if extent.count == 0 {
-                self.free.swap_remove(at);
+                self.free.remove(at);
             }
         }
         Some(taken)
@@ -113,9 +112,10 @@ mod tests {
         let mut credit = Credit::default();
         credit.add([extent(0, 4), extent(10, 2), extent(20, 9), extent(40, 0)]);
         assert_eq!(credit.frames(), 15);
-        assert_eq!(credit.take(2), Some(vec![extent(10, 2)]), "the best fit");
-        assert_eq!(credit.take(3), Some(vec![extent(0, 3)]));
-        assert_eq!(credit.take(10), Some(vec![extent(20, 9), extent(3, 1)]));
+        assert_eq!(credit.take(2), Some(vec![extent(0, 2)]), "the oldest");
+        assert_eq!(credit.take(3), Some(vec![extent(20, 3)]), "one rather than two");
+        assert_eq!(credit.take(7), Some(vec![extent(23, 6), extent(2, 1)]));
+        assert_eq!(credit.take(3), Some(vec![extent(10, 2), extent(3, 1)]));
         assert_eq!(credit.take(1), None);
         assert_eq!(credit.frames(), 0);
         assert_eq!(credit.take(0), None);

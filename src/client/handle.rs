@@ -181,7 +181,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Refused`].
     pub fn end_session(&self, session: u64) -> Result<(), ClientError> {
-        self.core.acknowledge(None, &Request::EndSession { session })
+        self.core.end_session(session)
     }
 
     /// Asks for pool space ahead of stores and returns how many bytes are held now.

@@ -5,7 +5,7 @@
 //! ```text
 //! Client   public calls; any thread            (handle, store, load, tickets)
 //!   Core   the link, what is remembered, state (state, wanted, recover)
-//!     Session   one connection's mappings, lock byte, credit (session, extents, populate)
+//!     Session   one connection's mappings, lock byte, pins, credit (session, attached, extents, populate)
 //!     Connection   frames over the socket, with a deadline   (connection)
 //! KvMemory  the engine's pages                 (layout)
 //! ```
@@ -15,6 +15,7 @@
 //! background thread brings the connection back to where it was: the same alignment, the same chunk size, the same
 //! registration. Copies hold their session, so its lock byte stays held until the last of them has ended.
 
+mod attached;
 mod calls;
 mod config;
 mod connection;
@@ -35,7 +36,7 @@ mod tickets;
 mod wanted;
 
 pub use self::calls::{LookupAnswer, Pin};
-pub use self::config::ClientConfig;
+pub use self::config::{ClientConfig, Maps};
 pub use self::corrupt::{Damage, corrupt_pool};
 pub use self::error::ClientError;
 pub use self::handle::Client;

@@ -4,47 +4,38 @@
 //! them has let go. The server takes a client's grants and pins back only then, so a copy that outlives its
 //! connection still writes into space that is its own.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::attached::Attached;
 use super::connection::{CallError, Connection};
 use super::extents::Credit;
 use super::populate::{Populate, Populated, When};
 use super::stats::Stat;
-use super::{ClientConfig, ClientError};
+use super::{ClientConfig, ClientError, Maps};
 use crate::control::ControlView;
 use crate::copy::HostMemory;
-use crate::shm::atfork::{ForkClosedFd, forks_so_far};
-use crate::shm::lock::try_lock_byte;
-use crate::shm::{Mapping, ReadOnly, ReadWrite, ShmError};
+use crate::shm::atfork::forks_so_far;
+use crate::shm::{Mapping, ReadWrite};
 use crate::sync::shared::{Ordering, fence};
 use crate::wire::{
     Extent, Hello, HelloReply, MAX_NAME_BYTES, PROTOCOL_VERSION, Region, RegionKind, Reply, Request,
 };
 
-/// Offset of the first epoch word, and of the boot word, in the epochs region.
-const AT_EPOCHS: usize = 4096;
-const AT_BOOT_WORD: usize = 64;
-const AT_EPOCHS_MAGIC: usize = 0;
-const EPOCHS_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRE1");
-
-/// The regions of the shm-direct path. Mappings go before the lock does.
+/// The regions of the shm-direct path beside those of lookups.
 #[derive(Debug)]
 pub(super) struct PoolSide {
-    epochs: Mapping<ReadOnly>,
-    slab: Mapping<ReadWrite>,
     /// The whole pool, as a region of copy plans.
     memory: [HostMemory; 1],
     populate: Populate,
     credit: Mutex<Credit>,
     frames: u64,
     frame_bytes: u64,
-    /// Boot sequence under which this session lives.
-    boot_seq: u64,
-    _lock: ForkClosedFd,
+    /// Last: mappings go before its lock does.
+    attached: Arc<Attached>,
 }
 
 /// One connection's share of the server.
@@ -55,6 +46,9 @@ pub(super) struct Session {
     pub(super) stream: Arc<UnixStream>,
     control: ControlView,
     pool: Option<PoolSide>,
+    attached: Option<Arc<Attached>>,
+    /// Pins that the server counts, and their sessions.
+    asked: Mutex<HashMap<u64, u64>>,
 }
 
 impl Session {
@@ -87,16 +81,22 @@ impl Session {
         if control.boot().boot_id != hello.boot_id {
             return Err(ClientError::unavailable("the control region is another server's"));
         }
-        let pool = config
-            .wants_pool
-            .then(|| PoolSide::open(&mut regions, Arc::clone(populated)))
+        let attached = (config.maps >= Maps::Index)
+            .then(|| Attached::open(&mut regions).map(Arc::new))
+            .transpose()?;
+        let pool = attached
+            .as_ref()
+            .filter(|_| config.maps >= Maps::Pool)
+            .map(|attached| PoolSide::open(&mut regions, attached, Arc::clone(populated)))
             .transpose()?;
         let stream = Arc::clone(connection.stream());
         // A child forked since the descriptors arrived has copies of them that nothing would close.
-        if pool.is_some() && (forks.is_none() || forks != forks_so_far().map_err(ClientError::unavailable)?) {
+        if attached.is_some()
+            && (forks.is_none() || forks != forks_so_far().map_err(ClientError::unavailable)?)
+        {
             return Err(ClientError::unavailable("this process forked meanwhile"));
         }
-        if pool.is_some() {
+        if attached.is_some() {
             match connection.call(&Request::Attach, deadline)? {
                 Reply::Ack => {}
                 reply => return Err(unexpected(&reply)),
@@ -107,6 +107,8 @@ impl Session {
             stream,
             control,
             pool,
+            attached,
+            asked: Mutex::default(),
         };
         Ok((connection, session))
     }
@@ -119,7 +121,19 @@ impl Session {
 
     /// Whether the server that this session belongs to still runs the pool, as far as memory shows.
     pub(super) fn is_current(&self) -> bool {
-        self.pool.as_ref().is_none_or(PoolSide::boot_unchanged)
+        self.attached
+            .as_ref()
+            .is_none_or(|attached| attached.boot_unchanged())
+    }
+
+    /// What lookups without a message need, for clients that map it.
+    pub(super) fn attached(&self) -> Option<&Attached> {
+        self.attached.as_deref()
+    }
+
+    /// The pins that the server counts, and their sessions.
+    pub(super) fn asked(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The server's control region.
@@ -136,76 +150,47 @@ impl Session {
 
     /// Counts in the statistics words of the slab, where there is one.
     pub(super) fn count(&self, stat: Stat, count: u64) {
-        if let (Some(pool), Some(offset)) = (&self.pool, stat.slab_offset())
-            && let Ok(word) = pool.slab.atomic_u64(offset)
-        {
-            word.fetch_add(count, Ordering::Relaxed);
+        if let Some(attached) = &self.attached {
+            attached.count(stat, count);
         }
     }
 }
 
 impl PoolSide {
-    fn open(regions: &mut Regions<'_>, populated: Arc<Populated>) -> Result<Self, ClientError> {
-        let failed = |error: ShmError| ClientError::unavailable(error);
-        let hello = regions.hello;
-        let (at, fd) = regions.take(RegionKind::Epochs)?;
-        let epochs =
-            Mapping::<ReadOnly>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?).map_err(failed)?;
-        let magic = epochs.atomic_u64(AT_EPOCHS_MAGIC).map_err(failed)?.load_acquire();
-        if magic != EPOCHS_MAGIC {
+    fn open(
+        regions: &mut Regions<'_>,
+        attached: &Arc<Attached>,
+        populated: Arc<Populated>,
+    ) -> Result<Self, ClientError> {
+        let (at, fd) = regions.take(RegionKind::Pool)?;
+        let pool = Mapping::<ReadWrite>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?);
+        let pool = Arc::new(pool.map_err(ClientError::unavailable)?);
+        let frame_bytes = u64::from(regions.hello.frame_bytes);
+        let frames = attached.frames();
+        if frame_bytes == 0 || frames.checked_mul(frame_bytes) != Some(at.bytes) {
+            let bytes = at.bytes;
             return Err(ClientError::unavailable(format!(
-                "the epochs region starts with {magic:#018x}"
-            )));
-        }
-        let (at, fd) = regions.take(RegionKind::PinSlab)?;
-        let slab =
-            Mapping::<ReadWrite>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?).map_err(failed)?;
-        let (at, fd) = regions.take(RegionKind::Liveness)?;
-        let lock = ForkClosedFd::new(fd).map_err(failed)?;
-        let (pool_at, pool_fd) = regions.take(RegionKind::Pool)?;
-        let pool = Mapping::<ReadWrite>::map_foreign_at(pool_fd.as_fd(), pool_at.offset, length(&pool_at)?);
-        let pool = Arc::new(pool.map_err(failed)?);
-        let frame_bytes = u64::from(hello.frame_bytes);
-        if frame_bytes == 0 || !pool_at.bytes.is_multiple_of(frame_bytes) {
-            let bytes = pool_at.bytes;
-            return Err(ClientError::unavailable(format!(
-                "a pool of {bytes} bytes in frames of {frame_bytes}"
-            )));
-        }
-        let frames = pool_at.bytes / frame_bytes;
-        if ((epochs.len() - AT_EPOCHS.min(epochs.len())) / 8) as u64 != frames {
-            let bytes = epochs.len();
-            return Err(ClientError::unavailable(format!(
-                "{bytes} bytes of epochs for {frames} frames"
-            )));
-        }
-        let held = lock
-            .fd()
-            .map(|fd| try_lock_byte(fd, at.offset))
-            .transpose()
-            .map_err(failed)?;
-        if held != Some(true) {
-            let byte = at.offset;
-            return Err(ClientError::unavailable(format!(
-                "byte {byte} of the liveness file is locked by another"
+                "a pool of {bytes} bytes for {frames} frames of {frame_bytes}"
             )));
         }
         Ok(Self {
-            epochs,
-            slab,
             populate: Populate::new(Arc::clone(&pool), frames, frame_bytes, populated),
             memory: [HostMemory::mapped(pool)],
             credit: Mutex::default(),
             frames,
             frame_bytes,
-            boot_seq: hello.boot_seq,
-            _lock: lock,
+            attached: Arc::clone(attached),
         })
     }
 
     /// The pool as the regions of a copy plan's side.
     pub(super) fn memory(&self) -> &[HostMemory] {
         &self.memory
+    }
+
+    /// Epochs and index of the same connection.
+    pub(super) fn attached(&self) -> &Attached {
+        &self.attached
     }
 
     pub(super) fn frames(&self) -> u64 {
@@ -234,21 +219,10 @@ impl PoolSide {
         extent.count > 0 && u64::from(extent.frame) + u64::from(extent.count) <= self.frames
     }
 
-    /// The incarnation that owns a frame now; 0 for none.
-    pub(super) fn epoch(&self, frame: u32) -> u64 {
-        let word = self.epochs.atomic_u64(AT_EPOCHS + 8 * frame as usize);
-        word.map_or(0, |word| word.load_relaxed())
-    }
-
-    pub(super) fn boot_unchanged(&self) -> bool {
-        let word = self.epochs.atomic_u64(AT_BOOT_WORD);
-        word.is_ok_and(|word| word.load_relaxed() == self.boot_seq)
-    }
-
     /// The last step of the read protocol, after the copy: whether all of it was the incarnation's bytes. Call
     /// [`Self::fence_after_copy`] once before the first of these.
     pub(super) fn copy_was_whole(&self, first_frame: u32, incarnation: u64) -> bool {
-        self.boot_unchanged() && self.epoch(first_frame) == incarnation
+        self.attached.boot_unchanged() && self.attached.epoch(first_frame) == incarnation
     }
 
     /// Orders the reads of a copy before the loads of [`Self::copy_was_whole`].
@@ -258,14 +232,19 @@ impl PoolSide {
 }
 
 /// The descriptors of a hello reply, in the order of its regions.
-struct Regions<'a> {
+pub(super) struct Regions<'a> {
     hello: &'a HelloReply,
     descriptors: VecDeque<OwnedFd>,
 }
 
 impl Regions<'_> {
+    /// Boot sequence of the server that sent them.
+    pub(super) fn boot_seq(&self) -> u64 {
+        self.hello.boot_seq
+    }
+
     /// The region of one kind; those before it in the reply are not wanted and closed.
-    fn take(&mut self, kind: RegionKind) -> Result<(Region, OwnedFd), ClientError> {
+    pub(super) fn take(&mut self, kind: RegionKind) -> Result<(Region, OwnedFd), ClientError> {
         loop {
             let at = self.hello.regions.len() - self.descriptors.len();
             let (Some(region), Some(fd)) = (self.hello.regions.get(at), self.descriptors.pop_front()) else {
@@ -280,7 +259,7 @@ impl Regions<'_> {
     }
 }
 
-fn length(region: &Region) -> Result<usize, ClientError> {
+pub(super) fn length(region: &Region) -> Result<usize, ClientError> {
     let bytes = region.bytes;
     usize::try_from(bytes).map_err(|_| ClientError::unavailable(format!("a region of {bytes} bytes")))
 }
@@ -296,7 +275,7 @@ fn hello(config: &ClientConfig) -> Hello {
         kind: config.kind,
         name,
         engine_instance: config.engine_instance,
-        wants_pool: config.wants_pool,
+        wants_pool: config.maps > Maps::Nothing,
     }
 }
 

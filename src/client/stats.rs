@@ -18,13 +18,17 @@ pub(super) enum Stat {
     DroppedStores = 6,
     DegradedSeconds = 7,
     CorruptLoads = 8,
-    Lookups = 9,
-    DegradedLookups = 10,
-    Reconnects = 11,
-    DegradedMs = 12,
+    DirectLookups = 9,
+    Requested = 10,
+    Hit = 11,
+    Shortened = 12,
+    Lookups = 13,
+    DegradedLookups = 14,
+    Reconnects = 15,
+    DegradedMs = 16,
 }
 
-const STATS: usize = 13;
+const STATS: usize = 17;
 
 impl Stat {
     /// Where the counter is in the slab.
@@ -35,7 +39,7 @@ impl Stat {
 }
 
 /// Counters that have a place in the slab, in its order.
-const REPORTED: [Stat; 9] = [
+const REPORTED: [Stat; 13] = [
     Stat::Loads,
     Stat::LoadedBytes,
     Stat::FailedLoads,
@@ -45,6 +49,10 @@ const REPORTED: [Stat; 9] = [
     Stat::DroppedStores,
     Stat::DegradedSeconds,
     Stat::CorruptLoads,
+    Stat::DirectLookups,
+    Stat::Requested,
+    Stat::Hit,
+    Stat::Shortened,
 ];
 
 /// The counters of a client, over all its connections.
@@ -84,6 +92,7 @@ impl Counters {
     ) -> ClientStats {
         ClientStats {
             lookups: self.value(Stat::Lookups),
+            direct_lookups: self.value(Stat::DirectLookups),
             degraded_lookups: self.value(Stat::DegradedLookups),
             loads: self.value(Stat::Loads),
             loaded_bytes: self.value(Stat::LoadedBytes),
@@ -107,6 +116,8 @@ impl Counters {
 pub struct ClientStats {
     /// Lookups, answered or not.
     pub lookups: u64,
+    /// Lookups that were answered without a message.
+    pub direct_lookups: u64,
     /// Lookups that missed because the server was away.
     pub degraded_lookups: u64,
     /// Objects read whole.

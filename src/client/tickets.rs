@@ -30,6 +30,15 @@ struct State {
     closed: bool,
 }
 
+impl State {
+    /// A ticket whose answer is there already.
+    fn answered(&mut self, answer: LookupAnswer) -> Ticket {
+        self.last += 1;
+        self.open.insert(self.last, Some(Ok(answer)));
+        Ticket(self.last)
+    }
+}
+
 /// The open tickets of a client.
 #[derive(Debug, Default)]
 pub(super) struct Tickets {
@@ -66,6 +75,11 @@ impl Client {
                 limit: MAX_TICKETS,
             });
         }
+        if !state.closed
+            && let Some(answer) = self.core.look_up_direct(&request)
+        {
+            return Ok(state.answered(answer));
+        }
         if !state.helper && !state.closed {
             let (core, tickets) = (Arc::clone(&self.core), Arc::clone(tickets));
             let helper = std::thread::Builder::new().name("kvasir-lookup".into());
@@ -74,14 +88,13 @@ impl Client {
                 .map_err(|error| ClientError::unavailable(format!("thread: {error}")))?;
             state.helper = true;
         }
+        if state.closed {
+            return Ok(state.answered(LookupAnswer::degraded()));
+        }
         state.last += 1;
         let ticket = state.last;
-        if state.closed {
-            state.open.insert(ticket, Some(Ok(LookupAnswer::degraded())));
-        } else {
-            state.open.insert(ticket, None);
-            state.queue.push_back((ticket, request));
-        }
+        state.open.insert(ticket, None);
+        state.queue.push_back((ticket, request));
         tickets.changed.notify_all();
         Ok(Ticket(ticket))
     }

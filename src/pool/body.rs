@@ -3,13 +3,13 @@
 //! May import `shm`, `sync` and this module's `frames`.
 //!
 //! Per part, in rank order, one word `bytes << 16 | extents`, the checksum and that many extent words. The
-//! first seven words are in the record, the rest in chain blocks of seven words and a link.
+//! first six words are in the record, the rest in chain blocks of seven words and a link.
 
 use super::Extent;
 use crate::shm::mapping::{Access, Mapping, ReadWrite};
 
 /// Body words inside a record.
-pub const INLINE_WORDS: usize = 7;
+pub const INLINE_WORDS: usize = 6;
 /// Words of a part before its extents.
 const HEAD_WORDS: usize = 2;
 /// Bytes of a chain block.

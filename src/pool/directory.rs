@@ -20,7 +20,7 @@ const RECORD_WORDS: usize = RECORD_BYTES / 8;
 /// Words of a record that the index has too: incarnation, key, shape, bytes, body, inline body words.
 pub const SHARED_WORDS: usize = HEAD_WORDS + INLINE_WORDS;
 /// Words before the body in a record of the index.
-const HEAD_WORDS: usize = 9;
+const HEAD_WORDS: usize = 10;
 
 /// Who may write a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -394,7 +394,7 @@ mod tests {
         shared[5] = 256 << 32 | 1 << 16;
         shared[6] = 100_000;
         shared[7] = words.len() as u64;
-        shared[9..9 + words.len()].copy_from_slice(&words);
+        shared[HEAD_WORDS..HEAD_WORDS + words.len()].copy_from_slice(&words);
         directory.write_record(3, &shared, None).unwrap();
         directory.set_state(3, RecordState::Live);
         directory.set_owner(&parts[0].extents, Owner::Record(3));

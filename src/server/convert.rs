@@ -140,6 +140,32 @@ pub(super) fn lookup_reply(found: cache::LookupAnswer) -> wire::LookupReply {
         pin: found.pin,
         loads: found.loads.iter().map(load).collect(),
         present_tokens: found.present_tokens,
+        shape: found.shape.as_ref().map(domain_shape),
+    }
+}
+
+fn domain_shape(shape: &cache::DomainShape) -> wire::DomainShape {
+    let group = |group: &cache::GroupShape| {
+        let (kind, window_tokens) = match group.kind {
+            ObjectKind::Full => (wire::GroupKind::Full, 0),
+            ObjectKind::Window { tokens } => (wire::GroupKind::SlidingWindow, tokens),
+            ObjectKind::ChunkedLocal { tokens } => (wire::GroupKind::ChunkedLocal, tokens),
+            ObjectKind::Recurrent => (wire::GroupKind::Recurrent, 0),
+        };
+        wire::GroupShape {
+            group: group.group,
+            kind,
+            window_tokens,
+            bit: group.bit,
+        }
+    };
+    wire::DomainShape {
+        domain: shape.domain,
+        chunk_size: shape.chunk,
+        alignment: shape.alignment,
+        anchor: shape.anchor,
+        groups: shape.groups.iter().map(group).collect(),
+        kept_frames_max: shape.kept_frames_max,
     }
 }
 

@@ -354,6 +354,7 @@ fn lookup(server: &Server, session: &mut Session, request: &Lookup) -> Result<Re
         max_tokens: request.max_tokens,
         local_tokens: request.local_tokens,
         pin: request.pin,
+        describe: request.describe,
     };
     let found = with_client(server, session, |core, client| core.lookup(client, &request))?;
     Ok(Reply::Lookup(convert::lookup_reply(found)))

@@ -198,6 +198,7 @@ fn add_core(row: &mut Value, core: Option<&ClientStatus>) {
     row["payload_path"] = json!(core.map_or("none", |core| payload_path(core.payload_path)));
     row["granted"] = json!(core.map_or(0, |core| core.granted));
     row["pins"] = json!(core.map_or(0, |core| core.pins));
+    row["pin_words"] = json!(core.map_or(0, |core| core.pin_words));
     row["kept"] = json!(core.map_or(0, |core| core.kept));
     row["reported"] = core.map_or(Value::Null, |core| reported(&core.reported));
 }
@@ -213,6 +214,10 @@ fn reported(counters: &ClientCounters) -> Value {
         "dropped_stores": counters.dropped_stores,
         "degraded_seconds": counters.degraded_seconds,
         "corrupt_loads": counters.corrupt_loads,
+        "lookups": counters.lookups,
+        "requested": counters.requested,
+        "hit": counters.hit,
+        "shortened": counters.shortened,
     })
 }
 

@@ -225,6 +225,7 @@ fn lookup_body(b: &mut Builder, lookup: &Lookup) -> WIPOffset<UnionWIPOffset> {
         max_tokens: lookup.max_tokens,
         local_tokens: lookup.local_tokens,
         pin: lookup.pin,
+        describe: lookup.describe,
     };
     fb::Lookup::create(b, &args).as_union_value()
 }
@@ -351,13 +352,35 @@ fn lookup_reply_body(b: &mut Builder, found: &LookupReply) -> WIPOffset<UnionWIP
         .loads
         .iter()
         .map(|load| fb::LoadItem::new(&object_id(&load.id), load.chunk, load.tokens));
+    let loads = b.create_vector_from_iter(loads);
+    let present_tokens = b.create_vector(&found.present_tokens);
+    let shape = found.shape.as_ref().map(|shape| domain_shape(b, shape));
     let args = fb::LookupReplyArgs {
         hit_tokens: found.hit_tokens,
         pin: found.pin,
-        loads: Some(b.create_vector_from_iter(loads)),
-        present_tokens: Some(b.create_vector(&found.present_tokens)),
+        loads: Some(loads),
+        present_tokens: Some(present_tokens),
+        shape,
     };
     fb::LookupReply::create(b, &args).as_union_value()
+}
+
+fn domain_shape(b: &mut Builder, shape: &DomainShape) -> WIPOffset<fb::DomainShape<'static>> {
+    let groups = shape
+        .groups
+        .iter()
+        .map(|g| fb::GroupShape::new(g.window_tokens, g.bit, g.group, fb::GroupKind(g.kind.number())));
+    let groups = b.create_vector_from_iter(groups);
+    let args = fb::DomainShapeArgs {
+        domain: shape.domain,
+        chunk_size: shape.chunk_size,
+        alignment: shape.alignment,
+        has_anchor: shape.anchor.is_some(),
+        anchor: shape.anchor.unwrap_or(0),
+        groups: Some(groups),
+        kept_frames_max: shape.kept_frames_max,
+    };
+    fb::DomainShape::create(b, &args)
 }
 
 fn retrieve_reply_body(b: &mut Builder, places: &RetrieveReply) -> WIPOffset<UnionWIPOffset> {

@@ -2065,6 +2065,204 @@ pub mod kvasir {
             }
         }
 
+        /// One object group of a domain, for clients that look up by themselves.
+        // struct GroupShape, aligned to 8
+        #[repr(transparent)]
+        #[derive(Clone, Copy, PartialEq)]
+        pub struct GroupShape(pub [u8; 16]);
+        impl Default for GroupShape {
+            fn default() -> Self {
+                Self([0; 16])
+            }
+        }
+        impl ::core::fmt::Debug for GroupShape {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+                f.debug_struct("GroupShape")
+                    .field("window_tokens", &self.window_tokens())
+                    .field("bit", &self.bit())
+                    .field("group", &self.group())
+                    .field("kind", &self.kind())
+                    .finish()
+            }
+        }
+
+        impl ::flatbuffers::SimpleToVerifyInSlice for GroupShape {}
+        impl<'a> ::flatbuffers::Follow<'a> for GroupShape {
+            type Inner = &'a GroupShape;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                unsafe { <&'a GroupShape>::follow(buf, loc) }
+            }
+        }
+        impl<'a> ::flatbuffers::Follow<'a> for &'a GroupShape {
+            type Inner = &'a GroupShape;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                unsafe { ::flatbuffers::follow_cast_ref::<GroupShape>(buf, loc) }
+            }
+        }
+        impl<'b> ::flatbuffers::Push for GroupShape {
+            type Output = GroupShape;
+            #[inline]
+            unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+                let src = unsafe {
+                    ::core::slice::from_raw_parts(
+                        self as *const GroupShape as *const u8,
+                        <Self as ::flatbuffers::Push>::size(),
+                    )
+                };
+                dst.copy_from_slice(src);
+            }
+            #[inline]
+            fn alignment() -> ::flatbuffers::PushAlignment {
+                ::flatbuffers::PushAlignment::new(8)
+            }
+        }
+
+        impl<'a> ::flatbuffers::Verifiable for GroupShape {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.in_buffer::<Self>(pos)
+            }
+        }
+
+        impl<'a> GroupShape {
+            #[allow(clippy::too_many_arguments)]
+            pub fn new(window_tokens: u64, bit: u32, group: u16, kind: GroupKind) -> Self {
+                let mut s = Self([0; 16]);
+                s.set_window_tokens(window_tokens);
+                s.set_bit(bit);
+                s.set_group(group);
+                s.set_kind(kind);
+                s
+            }
+
+            /// Tokens of the window (SlidingWindow) or of the attention chunk (ChunkedLocal); else 0.
+            pub fn window_tokens(&self) -> u64 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[0..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_window_tokens(&mut self, x: u64) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[0..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            /// Its bit in the words of the index that tell what is beside a record.
+            pub fn bit(&self) -> u32 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[8..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_bit(&mut self, x: u32) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[8..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            pub fn group(&self) -> u16 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u16 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[12..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u16 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_group(&mut self, x: u16) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[12..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u16 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            pub fn kind(&self) -> GroupKind {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<GroupKind as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[14..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<GroupKind as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_kind(&mut self, x: GroupKind) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[14..].as_mut_ptr(),
+                        ::core::mem::size_of::<<GroupKind as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+        }
+
         /// An object to load for a hit. It covers tokens [chunk * chunk_size, + tokens); of a state, only its end.
         // struct LoadItem, aligned to 4
         #[repr(transparent)]
@@ -4751,6 +4949,241 @@ pub mod kvasir {
                 ds.finish()
             }
         }
+        pub enum DomainShapeOffset {}
+        #[derive(Copy, Clone, PartialEq)]
+
+        /// What a client needs to look up in its own mapping of the index. It holds as long as the connection.
+        pub struct DomainShape<'a> {
+            pub _tab: ::flatbuffers::Table<'a>,
+        }
+
+        impl<'a> ::flatbuffers::Follow<'a> for DomainShape<'a> {
+            type Inner = DomainShape<'a>;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                Self {
+                    _tab: unsafe { ::flatbuffers::Table::new(buf, loc) },
+                }
+            }
+        }
+
+        impl<'a> DomainShape<'a> {
+            pub const VT_DOMAIN: ::flatbuffers::VOffsetT = 4;
+            pub const VT_CHUNK_SIZE: ::flatbuffers::VOffsetT = 6;
+            pub const VT_ALIGNMENT: ::flatbuffers::VOffsetT = 8;
+            pub const VT_HAS_ANCHOR: ::flatbuffers::VOffsetT = 10;
+            pub const VT_ANCHOR: ::flatbuffers::VOffsetT = 12;
+            pub const VT_GROUPS: ::flatbuffers::VOffsetT = 14;
+            pub const VT_KEPT_FRAMES_MAX: ::flatbuffers::VOffsetT = 16;
+
+            #[inline]
+            pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+                DomainShape { _tab: table }
+            }
+            #[allow(unused_mut)]
+            pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+                _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+                args: &'args DomainShapeArgs<'args>,
+            ) -> ::flatbuffers::WIPOffset<DomainShape<'bldr>> {
+                let mut builder = DomainShapeBuilder::new(_fbb);
+                builder.add_kept_frames_max(args.kept_frames_max);
+                builder.add_alignment(args.alignment);
+                if let Some(x) = args.groups {
+                    builder.add_groups(x);
+                }
+                builder.add_chunk_size(args.chunk_size);
+                builder.add_domain(args.domain);
+                builder.add_anchor(args.anchor);
+                builder.add_has_anchor(args.has_anchor);
+                builder.finish()
+            }
+
+            /// The number that its records in the index carry.
+            #[inline]
+            pub fn domain(&self) -> u32 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<u32>(DomainShape::VT_DOMAIN, Some(0)).unwrap() }
+            }
+            #[inline]
+            pub fn chunk_size(&self) -> u32 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<u32>(DomainShape::VT_CHUNK_SIZE, Some(0)).unwrap() }
+            }
+            #[inline]
+            pub fn alignment(&self) -> u64 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<u64>(DomainShape::VT_ALIGNMENT, Some(0)).unwrap() }
+            }
+            /// The full-attention group whose records tell what is beside them, where there is one.
+            #[inline]
+            pub fn has_anchor(&self) -> bool {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<bool>(DomainShape::VT_HAS_ANCHOR, Some(false))
+                        .unwrap()
+                }
+            }
+            #[inline]
+            pub fn anchor(&self) -> u16 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<u16>(DomainShape::VT_ANCHOR, Some(0)).unwrap() }
+            }
+            /// Groups in ascending order.
+            #[inline]
+            pub fn groups(&self) -> Option<::flatbuffers::Vector<'a, GroupShape>> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, GroupShape>>>(
+                            DomainShape::VT_GROUPS,
+                            None,
+                        )
+                }
+            }
+            /// Frames of the pool that all pins of this client may keep.
+            #[inline]
+            pub fn kept_frames_max(&self) -> u64 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<u64>(DomainShape::VT_KEPT_FRAMES_MAX, Some(0))
+                        .unwrap()
+                }
+            }
+        }
+
+        impl ::flatbuffers::Verifiable for DomainShape<'_> {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.visit_table(pos)?
+                    .visit_field::<u32>("domain", Self::VT_DOMAIN, false)?
+                    .visit_field::<u32>("chunk_size", Self::VT_CHUNK_SIZE, false)?
+                    .visit_field::<u64>("alignment", Self::VT_ALIGNMENT, false)?
+                    .visit_field::<bool>("has_anchor", Self::VT_HAS_ANCHOR, false)?
+                    .visit_field::<u16>("anchor", Self::VT_ANCHOR, false)?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, GroupShape>>>(
+                        "groups",
+                        Self::VT_GROUPS,
+                        false,
+                    )?
+                    .visit_field::<u64>("kept_frames_max", Self::VT_KEPT_FRAMES_MAX, false)?
+                    .finish();
+                Ok(())
+            }
+        }
+        pub struct DomainShapeArgs<'a> {
+            pub domain: u32,
+            pub chunk_size: u32,
+            pub alignment: u64,
+            pub has_anchor: bool,
+            pub anchor: u16,
+            pub groups: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, GroupShape>>>,
+            pub kept_frames_max: u64,
+        }
+        impl<'a> Default for DomainShapeArgs<'a> {
+            #[inline]
+            fn default() -> Self {
+                DomainShapeArgs {
+                    domain: 0,
+                    chunk_size: 0,
+                    alignment: 0,
+                    has_anchor: false,
+                    anchor: 0,
+                    groups: None,
+                    kept_frames_max: 0,
+                }
+            }
+        }
+
+        pub struct DomainShapeBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+            fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+            start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+        }
+        impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> DomainShapeBuilder<'a, 'b, A> {
+            #[inline]
+            pub fn add_domain(&mut self, domain: u32) {
+                self.fbb_.push_slot::<u32>(DomainShape::VT_DOMAIN, domain, 0);
+            }
+            #[inline]
+            pub fn add_chunk_size(&mut self, chunk_size: u32) {
+                self.fbb_
+                    .push_slot::<u32>(DomainShape::VT_CHUNK_SIZE, chunk_size, 0);
+            }
+            #[inline]
+            pub fn add_alignment(&mut self, alignment: u64) {
+                self.fbb_
+                    .push_slot::<u64>(DomainShape::VT_ALIGNMENT, alignment, 0);
+            }
+            #[inline]
+            pub fn add_has_anchor(&mut self, has_anchor: bool) {
+                self.fbb_
+                    .push_slot::<bool>(DomainShape::VT_HAS_ANCHOR, has_anchor, false);
+            }
+            #[inline]
+            pub fn add_anchor(&mut self, anchor: u16) {
+                self.fbb_.push_slot::<u16>(DomainShape::VT_ANCHOR, anchor, 0);
+            }
+            #[inline]
+            pub fn add_groups(
+                &mut self,
+                groups: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b, GroupShape>>,
+            ) {
+                self.fbb_
+                    .push_slot_always::<::flatbuffers::WIPOffset<_>>(DomainShape::VT_GROUPS, groups);
+            }
+            #[inline]
+            pub fn add_kept_frames_max(&mut self, kept_frames_max: u64) {
+                self.fbb_
+                    .push_slot::<u64>(DomainShape::VT_KEPT_FRAMES_MAX, kept_frames_max, 0);
+            }
+            #[inline]
+            pub fn new(
+                _fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+            ) -> DomainShapeBuilder<'a, 'b, A> {
+                let start = _fbb.start_table();
+                DomainShapeBuilder {
+                    fbb_: _fbb,
+                    start_: start,
+                }
+            }
+            #[inline]
+            pub fn finish(self) -> ::flatbuffers::WIPOffset<DomainShape<'a>> {
+                let o = self.fbb_.end_table(self.start_);
+                ::flatbuffers::WIPOffset::new(o.value())
+            }
+        }
+
+        impl ::core::fmt::Debug for DomainShape<'_> {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                let mut ds = f.debug_struct("DomainShape");
+                ds.field("domain", &self.domain());
+                ds.field("chunk_size", &self.chunk_size());
+                ds.field("alignment", &self.alignment());
+                ds.field("has_anchor", &self.has_anchor());
+                ds.field("anchor", &self.anchor());
+                ds.field("groups", &self.groups());
+                ds.field("kept_frames_max", &self.kept_frames_max());
+                ds.finish()
+            }
+        }
         pub enum LookupOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
@@ -4777,6 +5210,7 @@ pub mod kvasir {
             pub const VT_MAX_TOKENS: ::flatbuffers::VOffsetT = 12;
             pub const VT_LOCAL_TOKENS: ::flatbuffers::VOffsetT = 14;
             pub const VT_PIN: ::flatbuffers::VOffsetT = 16;
+            pub const VT_DESCRIBE: ::flatbuffers::VOffsetT = 18;
 
             #[inline]
             pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -4800,6 +5234,7 @@ pub mod kvasir {
                 if let Some(x) = args.domain_seed {
                     builder.add_domain_seed(x);
                 }
+                builder.add_describe(args.describe);
                 builder.add_pin(args.pin);
                 builder.finish()
             }
@@ -4870,6 +5305,14 @@ pub mod kvasir {
                 // which contains a valid value in this slot
                 unsafe { self._tab.get::<bool>(Lookup::VT_PIN, Some(true)).unwrap() }
             }
+            /// Asks for the shape of the domain.
+            #[inline]
+            pub fn describe(&self) -> bool {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<bool>(Lookup::VT_DESCRIBE, Some(false)).unwrap() }
+            }
         }
 
         impl ::flatbuffers::Verifiable for Lookup<'_> {
@@ -4894,6 +5337,7 @@ pub mod kvasir {
                     .visit_field::<u64>("max_tokens", Self::VT_MAX_TOKENS, false)?
                     .visit_field::<u64>("local_tokens", Self::VT_LOCAL_TOKENS, false)?
                     .visit_field::<bool>("pin", Self::VT_PIN, false)?
+                    .visit_field::<bool>("describe", Self::VT_DESCRIBE, false)?
                     .finish();
                 Ok(())
             }
@@ -4906,6 +5350,7 @@ pub mod kvasir {
             pub max_tokens: u64,
             pub local_tokens: u64,
             pub pin: bool,
+            pub describe: bool,
         }
         impl<'a> Default for LookupArgs<'a> {
             #[inline]
@@ -4918,6 +5363,7 @@ pub mod kvasir {
                     max_tokens: 0,
                     local_tokens: 0,
                     pin: true,
+                    describe: false,
                 }
             }
         }
@@ -4960,6 +5406,10 @@ pub mod kvasir {
                 self.fbb_.push_slot::<bool>(Lookup::VT_PIN, pin, true);
             }
             #[inline]
+            pub fn add_describe(&mut self, describe: bool) {
+                self.fbb_.push_slot::<bool>(Lookup::VT_DESCRIBE, describe, false);
+            }
+            #[inline]
             pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> LookupBuilder<'a, 'b, A> {
                 let start = _fbb.start_table();
                 LookupBuilder {
@@ -4984,6 +5434,7 @@ pub mod kvasir {
                 ds.field("max_tokens", &self.max_tokens());
                 ds.field("local_tokens", &self.local_tokens());
                 ds.field("pin", &self.pin());
+                ds.field("describe", &self.describe());
                 ds.finish()
             }
         }
@@ -5009,6 +5460,7 @@ pub mod kvasir {
             pub const VT_PIN: ::flatbuffers::VOffsetT = 6;
             pub const VT_LOADS: ::flatbuffers::VOffsetT = 8;
             pub const VT_PRESENT_TOKENS: ::flatbuffers::VOffsetT = 10;
+            pub const VT_SHAPE: ::flatbuffers::VOffsetT = 12;
 
             #[inline]
             pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -5022,6 +5474,9 @@ pub mod kvasir {
                 let mut builder = LookupReplyBuilder::new(_fbb);
                 builder.add_pin(args.pin);
                 builder.add_hit_tokens(args.hit_tokens);
+                if let Some(x) = args.shape {
+                    builder.add_shape(x);
+                }
                 if let Some(x) = args.present_tokens {
                     builder.add_present_tokens(x);
                 }
@@ -5074,6 +5529,17 @@ pub mod kvasir {
                         )
                 }
             }
+            /// Where it was asked for and all ranks of the domain have registered.
+            #[inline]
+            pub fn shape(&self) -> Option<DomainShape<'a>> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<::flatbuffers::ForwardsUOffset<DomainShape>>(LookupReply::VT_SHAPE, None)
+                }
+            }
         }
 
         impl ::flatbuffers::Verifiable for LookupReply<'_> {
@@ -5095,6 +5561,11 @@ pub mod kvasir {
                         Self::VT_PRESENT_TOKENS,
                         false,
                     )?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<DomainShape>>(
+                        "shape",
+                        Self::VT_SHAPE,
+                        false,
+                    )?
                     .finish();
                 Ok(())
             }
@@ -5104,6 +5575,7 @@ pub mod kvasir {
             pub pin: u64,
             pub loads: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, LoadItem>>>,
             pub present_tokens: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, u64>>>,
+            pub shape: Option<::flatbuffers::WIPOffset<DomainShape<'a>>>,
         }
         impl<'a> Default for LookupReplyArgs<'a> {
             #[inline]
@@ -5113,6 +5585,7 @@ pub mod kvasir {
                     pin: 0,
                     loads: None,
                     present_tokens: None,
+                    shape: None,
                 }
             }
         }
@@ -5150,6 +5623,11 @@ pub mod kvasir {
                 );
             }
             #[inline]
+            pub fn add_shape(&mut self, shape: ::flatbuffers::WIPOffset<DomainShape<'b>>) {
+                self.fbb_
+                    .push_slot_always::<::flatbuffers::WIPOffset<DomainShape>>(LookupReply::VT_SHAPE, shape);
+            }
+            #[inline]
             pub fn new(
                 _fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
             ) -> LookupReplyBuilder<'a, 'b, A> {
@@ -5173,6 +5651,7 @@ pub mod kvasir {
                 ds.field("pin", &self.pin());
                 ds.field("loads", &self.loads());
                 ds.field("present_tokens", &self.present_tokens());
+                ds.field("shape", &self.shape());
                 ds.finish()
             }
         }

@@ -388,6 +388,38 @@ pub struct Lookup {
     pub local_tokens: u64,
     /// Whether to name and pin the objects.
     pub pin: bool,
+    /// Asks for the shape of the domain.
+    pub describe: bool,
+}
+
+/// One object group of a domain, for clients that look up by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupShape {
+    /// Its number.
+    pub group: u16,
+    /// Its kind.
+    pub kind: GroupKind,
+    /// Tokens of the window or of the attention chunk; else 0.
+    pub window_tokens: u64,
+    /// Its bit in the words of the index that tell what is beside a record.
+    pub bit: u32,
+}
+
+/// What a client needs to look up in its own mapping of the index. It holds as long as the connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainShape {
+    /// The number that its records in the index carry.
+    pub domain: u32,
+    /// Tokens of a full chunk.
+    pub chunk_size: u32,
+    /// Tokens that every boundary is a multiple of.
+    pub alignment: u64,
+    /// The full-attention group whose records tell what is beside them.
+    pub anchor: Option<u16>,
+    /// Groups in ascending order.
+    pub groups: Vec<GroupShape>,
+    /// Frames of the pool that all pins of this client may keep.
+    pub kept_frames_max: u64,
 }
 
 /// An object to load for a hit.
@@ -412,6 +444,8 @@ pub struct LookupReply {
     pub loads: Vec<LoadItem>,
     /// Per object group in ascending order: tokens up to which everything is present.
     pub present_tokens: Vec<u64>,
+    /// Where it was asked for and all ranks of the domain have registered.
+    pub shape: Option<DomainShape>,
 }
 
 /// Pins objects and asks where one part of each lies.

@@ -42,10 +42,10 @@ pub use encode::{EncodeError, Encoder};
 pub use error::{BadFrame, DecodeError, ErrorCode, WireError};
 pub use frame::{FrameError, FrameReader, PREFIX_BYTES};
 pub use message::{
-    Commit, CommitOutcome, CommitReply, Domain, Extent, GroupKind, GroupSpan, Hello, HelloReply, LoadItem,
-    Lookup, LookupReply, Negotiate, NegotiateReply, ObjectGroup, ObjectId, PartPlace, PayloadPath, PeerKind,
-    Region, RegionKind, RegisterKvCache, RegisterReply, Reply, Request, Retrieve, RetrieveReply, StoreItem,
-    TailKey,
+    Commit, CommitOutcome, CommitReply, Domain, DomainShape, Extent, GroupKind, GroupShape, GroupSpan, Hello,
+    HelloReply, LoadItem, Lookup, LookupReply, Negotiate, NegotiateReply, ObjectGroup, ObjectId, PartPlace,
+    PayloadPath, PeerKind, Region, RegionKind, RegisterKvCache, RegisterReply, Reply, Request, Retrieve,
+    RetrieveReply, StoreItem, TailKey,
 };
 
 /// The version that both sides of a connection have to speak.

@@ -417,6 +417,7 @@ pub fn lookup(seed: ChunkKey, chain: &KeyChain, session: u64, alignment: u32) ->
         max_tokens: chain.len_tokens() as u64 - 1,
         local_tokens: 0,
         pin: true,
+        describe: false,
     }
 }
 

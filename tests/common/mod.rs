@@ -502,6 +502,7 @@ pub fn lookup(client: &RawClient, keys: &[u64]) -> Request {
         max_tokens: u64::MAX,
         local_tokens: 0,
         pin: true,
+        describe: false,
     })
 }
 

@@ -184,6 +184,7 @@ fn a_tail_hits_as_finely_as_it_was_stored() {
             max_tokens: 1000,
             local_tokens: 0,
             pin: true,
+            describe: false,
         };
         let error = rig.core.lookup(engine.id, &request).unwrap_err();
         assert_eq!(error.code(), 24, "{error}");

@@ -8,7 +8,9 @@ mod random;
 mod store;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
+use super::pin_words::PinWords;
 use super::*;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
@@ -25,7 +27,9 @@ pub(super) const UNIT: u64 = FRAME_BYTES;
 pub(super) struct Peer {
     pub(super) id: ClientId,
     liveness: Option<OwnedFd>,
-    slab: Mapping<ReadWrite>,
+    slab: Arc<Mapping<ReadWrite>>,
+    /// Its pins by the book. Not of use beside [`Peer::slab_pin`].
+    pub(super) words: PinWords,
 }
 
 impl Peer {
@@ -118,9 +122,11 @@ impl Rig {
             regions.slab_bytes as usize,
         )
         .unwrap();
+        let slab = Arc::new(slab);
         Peer {
             id,
             liveness: Some(regions.liveness),
+            words: PinWords::new(Arc::clone(&slab), self.core.pool.frames()),
             slab,
         }
     }
@@ -252,8 +258,35 @@ impl Rig {
             max_tokens,
             local_tokens,
             pin: true,
+            describe: false,
         };
         self.core.lookup(peer.id, &request).unwrap()
+    }
+
+    /// The same by the client itself, with pins in its slab that may keep anything.
+    pub(super) fn look_up_direct(
+        &self,
+        peer: &mut Peer,
+        prompt: u32,
+        chunks: u32,
+        tails: &[Tail],
+    ) -> LookupAnswer {
+        let keys: Vec<_> = (0..chunks).map(|c| key(prompt, c, CHUNK)).collect();
+        let request = LookupRequest {
+            domain_seed: self.seed,
+            session: 0,
+            keys: &keys,
+            tails,
+            max_tokens: u64::MAX,
+            local_tokens: 0,
+            pin: true,
+            describe: false,
+        };
+        let (number, domain) = self.core.registry.find(&self.seed).unwrap();
+        let shape = domain.shape(number, u64::MAX);
+        let reader = self.core.index.reader();
+        let found = direct::look_up(&reader, &shape, &request, &mut peer.words, || true);
+        found.unwrap().answer
     }
 
     pub(super) fn release(&mut self, peer: &Peer, pin: u64) {

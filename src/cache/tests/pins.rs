@@ -95,6 +95,7 @@ fn a_hit_is_cut_to_the_longest_prefix_that_fits() {
         max_tokens: u64::MAX,
         local_tokens: 0,
         pin: false,
+        describe: false,
     };
     let answer = rig.core.lookup(engine.id, &request).unwrap();
     assert_eq!(answer.hit_tokens, 12 * u64::from(CHUNK));

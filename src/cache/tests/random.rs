@@ -43,8 +43,11 @@ enum Op {
         peer: usize,
         prompt: u32,
     },
-    SlabPin {
+    ReleaseDirect {
         peer: usize,
+        pick: usize,
+    },
+    SlabPin {
         word: usize,
         record: Option<u32>,
     },
@@ -80,8 +83,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (peer.clone(), prompt.clone(), chunk.clone()).prop_map(|(peer, prompt, chunk)| Op::Retrieve { peer, prompt, chunk }),
         3 => (peer.clone(), any::<usize>()).prop_map(|(peer, pick)| Op::Release { peer, pick }),
         1 => (peer.clone(), prompt.clone()).prop_map(|(peer, prompt)| Op::EndSession { peer, prompt }),
-        2 => (peer.clone(), 0..4_usize, prop::option::of(0..48_u32))
-            .prop_map(|(peer, word, record)| Op::SlabPin { peer, word, record }),
+        3 => (0..3_usize, any::<usize>()).prop_map(|(peer, pick)| Op::ReleaseDirect { peer, pick }),
+        2 => (0..4_usize, prop::option::of(0..48_u32)).prop_map(|(word, record)| Op::SlabPin { word, record }),
         1 => (peer.clone(), prompt.clone(), chunk.clone()).prop_map(|(peer, prompt, chunk)| Op::Supersede { peer, prompt, chunk }),
         1 => (peer.clone(), prompt, chunk, 0..3_u16)
             .prop_map(|(peer, prompt, chunk, group)| Op::Discard { peer, prompt, chunk, group }),
@@ -97,7 +100,12 @@ struct World {
     peers: Vec<Peer>,
     held: Vec<Vec<Extent>>,
     pins: Vec<Vec<u64>>,
+    /// Pins that peers made without the server.
+    direct: Vec<Vec<DirectPin>>,
 }
+
+/// A pin, and the frames of what it holds with their incarnations.
+type DirectPin = (u64, Vec<(u32, u64)>);
 
 fn groups_of(rank: u16) -> Vec<GroupRegistration> {
     let mut groups = vec![
@@ -119,6 +127,7 @@ impl World {
             peers,
             held: vec![Vec::new(); 4],
             pins: vec![Vec::new(); 4],
+            direct: vec![Vec::new(); 4],
         }
     }
 
@@ -200,7 +209,14 @@ impl World {
                 let session = u64::from(prompt);
                 self.rig.core.end_session(self.peers[peer].id, session).unwrap();
             }
-            Op::SlabPin { peer, word, record } => self.peers[peer].slab_pin(word, record),
+            Op::SlabPin { word, record } => self.peers[3].slab_pin(word, record),
+            Op::ReleaseDirect { peer, pick } => {
+                let held = &mut self.direct[peer];
+                if !held.is_empty() {
+                    let (pin, _) = held.swap_remove(pick % held.len());
+                    self.peers[peer].words.release(pin);
+                }
+            }
             Op::Supersede { peer, prompt, chunk } => {
                 let id = ObjectId {
                     key: key(prompt, chunk, 32),
@@ -240,6 +256,7 @@ impl World {
                 assert!(self.rig.core.client_gone(gone.id).unwrap());
                 self.held[peer].clear();
                 self.pins[peer].clear();
+                self.direct[peer].clear();
                 self.peers[peer] = Self::join(&mut self.rig, peer);
             }
             Op::Register { peer } => {
@@ -278,7 +295,16 @@ impl World {
     /// what they need at the boundary.
     fn lookup(&mut self, peer: usize, prompt: u32, keep: bool) {
         let tails: Vec<_> = (0..4).map(|c| tail(prompt, c, 32)).collect();
+        let direct = self.look_up_direct(peer, prompt, &tails, keep);
         let answer = self.rig.lookup(&self.peers[peer], prompt, 4, &tails);
+        assert_eq!(direct.present_tokens, answer.present_tokens);
+        assert!(
+            direct.hit_tokens >= answer.hit_tokens,
+            "only the server knows what this peer's pins keep"
+        );
+        if direct.hit_tokens == answer.hit_tokens {
+            assert_eq!(direct.loads, answer.loads);
+        }
         let hit = answer.hit_tokens;
         let chunks = hit.div_ceil(CHUNK.into()) as usize;
         let of = |g| answer.loads.iter().filter(move |l| l.id.group == g);
@@ -302,9 +328,38 @@ impl World {
         }
     }
 
-    /// Frames that clients hold are theirs, whatever else has happened.
+    /// Looks a prompt up without the server, and keeps the pin or takes it back.
+    fn look_up_direct(&mut self, peer: usize, prompt: u32, tails: &[Tail], keep: bool) -> LookupAnswer {
+        // The last peer writes words as it likes.
+        let peer = peer % 3;
+        let answer = self.rig.look_up_direct(&mut self.peers[peer], prompt, 4, tails);
+        assert_eq!(answer.pin == 0, answer.loads.is_empty());
+        if !keep {
+            self.peers[peer].words.release(answer.pin);
+            return answer;
+        }
+        let mut frames = Vec::new();
+        for load in &answer.loads {
+            let record = self.rig.record(load.id.key, load.id.group).unwrap();
+            let incarnation = self.rig.core.pool.directory.shared_words(record).unwrap()[0];
+            let (parts, _) = self.rig.core.pool.directory.body(record).unwrap();
+            let extents = parts.iter().flat_map(|part| &part.extents);
+            frames.extend(
+                extents
+                    .flat_map(|extent| extent.frames())
+                    .map(|frame| (frame, incarnation)),
+            );
+        }
+        self.direct[peer].push((answer.pin, frames));
+        answer
+    }
+
+    /// Frames that clients hold are theirs, and what a client pins itself keeps its bytes, whatever else has happened.
     fn check(&self) {
         self.rig.audit();
+        for (frame, incarnation) in self.direct.iter().flatten().flat_map(|(_, frames)| frames) {
+            assert_eq!(self.rig.core.pool.epochs.of(*frame), *incarnation);
+        }
         for (peer, extents) in self.peers.iter().zip(&self.held) {
             for extent in extents {
                 self.rig.core.check_granted(peer.id, *extent).unwrap();

@@ -523,6 +523,7 @@ fn domains_of_several_sizes_share_a_pool() {
             max_tokens: u64::MAX,
             local_tokens: 0,
             pin: false,
+            describe: false,
         };
         rig.core
             .lookup(peers[0].id, &request)

@@ -113,6 +113,30 @@ fn lookup_reply(body: fb::LookupReply<'_>) -> Decoded<LookupReply> {
         pin: body.pin(),
         loads: loads.map_or_else(Vec::new, |v| v.iter().map(load).collect()),
         present_tokens: present.map_or_else(Vec::new, |v| v.iter().collect()),
+        shape: body.shape().map(domain_shape).transpose()?,
+    })
+}
+
+fn domain_shape(body: fb::DomainShape<'_>) -> Decoded<DomainShape> {
+    let mut groups = Vec::new();
+    for row in limited("shape.groups", body.groups(), MAX_GROUPS)?
+        .into_iter()
+        .flatten()
+    {
+        groups.push(GroupShape {
+            group: row.group(),
+            kind: known("shape.groups.kind", GroupKind::from_number, row.kind().0)?,
+            window_tokens: row.window_tokens(),
+            bit: row.bit(),
+        });
+    }
+    Ok(DomainShape {
+        domain: body.domain(),
+        chunk_size: body.chunk_size(),
+        alignment: body.alignment(),
+        anchor: body.has_anchor().then_some(body.anchor()),
+        groups,
+        kept_frames_max: body.kept_frames_max(),
     })
 }
 

@@ -146,6 +146,7 @@ fn lookup(body: fb::Lookup<'_>) -> Decoded<Lookup> {
         max_tokens: body.max_tokens(),
         local_tokens: body.local_tokens(),
         pin: body.pin(),
+        describe: body.describe(),
     })
 }
 

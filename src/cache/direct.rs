@@ -1,0 +1,189 @@
+//! Lookups without a message: the reader's side of the read protocol, up to its pins.
+//!
+//! May import `geometry`, `shm` and this module's `api`, `error`, `index`, `lookup`, `pin_words`, `probe`, `record` and `shape`.
+//! Protocol: docs/shm-layout.md, "read".
+//!
+//! A reader finds what it wants, writes pin words, fences, and looks at every pinned record again. What is still there
+//! then stays: whoever evicts either sees the pin or had taken the record out before. Of a full-attention group only the
+//! deepest object is pinned, since what it hangs under goes after it.
+
+use super::api::{LoadItem, LookupAnswer, LookupRequest};
+use super::error::CoreError;
+use super::index::IndexReader;
+use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
+use super::pin_words::{Kept, PinWords};
+use super::probe::{Found, Probed, id_of, probe};
+use super::shape::DomainShape;
+use crate::geometry::ObjectKind;
+use crate::shm::mapping::Access;
+
+/// An answer, and what it adds to the client's counters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Direct {
+    /// The answer.
+    pub answer: LookupAnswer,
+    /// Alignment units asked for.
+    pub requested: u64,
+    /// Of them, those that were hit.
+    pub hit: u64,
+    /// Less was promised than is there, since the client's pins keep as much as they may.
+    pub shortened: bool,
+}
+
+/// The longest prefix that every object group can serve, as the server would answer it. `is_current` says whether the
+/// server that the index belongs to still runs the pool; it is asked after the pins are written.
+///
+/// # Errors
+/// [`CoreError::InvalidKey`] for a tail that is none.
+pub fn look_up<A: Access>(
+    reader: &IndexReader<'_, A>,
+    shape: &DomainShape,
+    request: &LookupRequest<'_>,
+    pins: &mut PinWords,
+    is_current: impl Fn() -> bool,
+) -> Result<Direct, CoreError> {
+    check_tails(request, shape)?;
+    let limits = Limits::of(request, shape);
+    let mut found = Direct {
+        requested: requested_units(request, shape),
+        ..Direct::default()
+    };
+    for _ in 0..MAX_ROUNDS {
+        let Probed {
+            mut presence,
+            anchors,
+        } = probe(reader, shape, request);
+        found.answer.present_tokens = lookup::present_tokens(&shape.groups, &presence, &limits);
+        let find = |load: &Load| match load.source {
+            Source::Chunk(at) if is_anchor(load, shape) => anchors.get(at as usize).copied(),
+            _ => {
+                let view = reader.lookup(&id_of(load, shape, request));
+                view.filter(|view| view.domain == shape.domain).map(Found::from)
+            }
+        };
+        let fits = |plan: &Plan, loads: &[Found]| {
+            let kept = match request.pin {
+                true => kept_by(plan, loads, &anchors, shape),
+                false => Kept::new(),
+            };
+            pins.fits(&kept, shape.kept_frames_max).then_some(kept)
+        };
+        let (plan, loads, kept, shortened) =
+            lookup::settle_within(&shape.groups, &mut presence, &limits, find, fits);
+        found.shortened |= shortened;
+        if request.pin && !plan.loads.is_empty() {
+            let held: Vec<usize> = held_by(&plan, shape).collect();
+            let records: Vec<u32> = held.iter().map(|at| loads[*at].record).collect();
+            let Some(pin) = pins.hold(request.session, &records, kept) else {
+                found.shortened = true;
+                return Ok(found);
+            };
+            let still = |at: &usize| {
+                let view = reader.view(loads[*at].record, &id_of(&plan.loads[*at], shape, request));
+                view.is_some_and(|view| view.incarnation == loads[*at].incarnation)
+            };
+            if !(is_current() && held.iter().all(still)) {
+                pins.release(pin);
+                continue;
+            }
+            found.answer.pin = pin;
+            found.answer.loads = named(&plan, shape, request);
+            let records: Vec<u32> = loads.iter().map(|load| load.record).collect();
+            let touched = (plan.hit_tokens / u64::from(shape.chunk)) as usize;
+            let anchors = anchors.get(..touched).unwrap_or(&anchors);
+            pins.touch(&touched_by(&plan, &records, anchors, shape));
+        }
+        found.answer.hit_tokens = plan.hit_tokens;
+        found.hit = plan.hit_tokens / shape.alignment;
+        return Ok(found);
+    }
+    // What it found kept vanishing.
+    Ok(found)
+}
+
+fn is_anchor(load: &Load, shape: &DomainShape) -> bool {
+    shape.anchor == Some(shape.groups[load.group].group)
+}
+
+fn is_full(load: &Load, shape: &DomainShape) -> bool {
+    shape.groups[load.group].kind == ObjectKind::Full
+}
+
+/// The loads that have to be pinned: of each full-attention group the deepest, of all others each.
+fn held_by(plan: &Plan, shape: &DomainShape) -> impl Iterator<Item = usize> {
+    let last = |at: usize| plan.loads.get(at + 1).map(|next| next.group) != Some(plan.loads[at].group);
+    (0..plan.loads.len()).filter(move |&at| !is_full(&plan.loads[at], shape) || last(at))
+}
+
+/// What a pin of a plan keeps: its objects, and the chunks before that the anchor's objects hang under.
+fn kept_by(plan: &Plan, loads: &[Found], anchors: &[Found], shape: &DomainShape) -> Kept {
+    if plan.loads.is_empty() {
+        return Kept::new();
+    }
+    let chunks = plan.hit_tokens.div_ceil(shape.chunk.into()) as usize;
+    let chunks = &anchors[..chunks.min(anchors.len())];
+    let in_chunks = |load: &Load| is_anchor(load, shape) && matches!(load.source, Source::Chunk(_));
+    let others = plan.loads.iter().zip(loads);
+    let others = others
+        .filter(|(load, _)| !in_chunks(load))
+        .map(|(_, found)| found);
+    let all = chunks.iter().chain(others);
+    all.map(|found| (found.record, found.frames)).collect()
+}
+
+/// The objects of a plan, as an answer names them.
+pub(super) fn named(plan: &Plan, shape: &DomainShape, request: &LookupRequest<'_>) -> Vec<LoadItem> {
+    let item = |load: &Load| {
+        let (chunk, tokens) = match load.source {
+            Source::Chunk(at) => (at, shape.chunk),
+            Source::Tail(at) => {
+                let tail = &request.tails[at as usize];
+                (tail.chunk, tail.tokens)
+            }
+        };
+        LoadItem {
+            id: id_of(load, shape, request),
+            chunk,
+            tokens,
+        }
+    };
+    plan.loads.iter().map(item).collect()
+}
+
+/// The records that a hit uses, the least recent first: states and windows, then full attention from the end, so that
+/// what hangs under something is never the more recent.
+pub(super) fn touched_by(plan: &Plan, records: &[u32], anchors: &[Found], shape: &DomainShape) -> Vec<u32> {
+    let loads = plan.loads.iter().zip(records);
+    let (upper, lower): (Vec<_>, Vec<_>) = loads.partition(|(load, _)| is_full(load, shape));
+    let loads = lower.into_iter().chain(upper.into_iter().rev());
+    let anchors = anchors.iter().rev().map(|found| found.record);
+    loads.map(|(_, record)| *record).chain(anchors).collect()
+}
+
+/// Alignment units that a request asks about.
+pub(super) fn requested_units(request: &LookupRequest<'_>, shape: &DomainShape) -> u64 {
+    let chunk = u64::from(shape.chunk);
+    let tails = request.tails.iter();
+    let named = tails
+        .map(|t| u64::from(t.chunk) * chunk + u64::from(t.tokens))
+        .fold(request.keys.len() as u64 * chunk, u64::max);
+    named.min(request.max_tokens) / shape.alignment
+}
+
+/// A tail is a proper part of a chunk whose chunks before it are named, in whole alignments.
+pub(super) fn check_tails(request: &LookupRequest<'_>, shape: &DomainShape) -> Result<(), CoreError> {
+    for tail in request.tails {
+        let aligned = u64::from(tail.tokens).is_multiple_of(shape.alignment);
+        let known = tail.chunk as usize <= request.keys.len();
+        if tail.tokens == 0 || tail.tokens >= shape.chunk || !aligned || !known {
+            return Err(CoreError::InvalidKey {
+                chunk: tail.chunk.into(),
+                tokens: tail.tokens.into(),
+                alignment: shape.alignment,
+                chunk_size: shape.chunk.into(),
+                keys: request.keys.len() as u64,
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! The pin words of one client's slab, as that client writes them, and its own account of what they keep.
+//!
+//! May import `shm`, `sync` and this module's `slabs`. Layout: docs/shm-layout.md, "Pin arena". The server's side is
+//! in `slabs`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::slabs::{PIN_WORDS, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_TOUCHED, TOUCHED_WORDS};
+use crate::shm::{Mapping, ReadWrite};
+use crate::sync::shared::{Ordering, fence};
+
+/// Records that a pin keeps, each once, with the frames that each holds at most.
+pub(super) type Kept = Vec<(u32, u64)>;
+
+#[derive(Debug)]
+struct Held {
+    session: u64,
+    words: Vec<u16>,
+    kept: Kept,
+}
+
+/// A record that pins keep.
+#[derive(Clone, Copy, Debug, Default)]
+struct KeptRecord {
+    pins: u32,
+    /// As they were when it was first kept: what is added is what is taken off again.
+    frames: u32,
+}
+
+/// Which words are in use, and for what. One for each slab, and nobody else writes them.
+#[derive(Debug)]
+pub struct PinWords {
+    slab: Arc<Mapping<ReadWrite>>,
+    free: Vec<u16>,
+    /// Words below this one have been in use.
+    high: u16,
+    held: HashMap<u64, Held>,
+    last: u64,
+    /// By record; grows as records come up.
+    kept: Vec<KeptRecord>,
+    records: u32,
+    kept_frames: u64,
+    /// Entries written to the touched log so far.
+    logged: u64,
+}
+
+impl PinWords {
+    /// No pins in a slab that is all zeroes, for an index of so many records.
+    pub fn new(slab: Arc<Mapping<ReadWrite>>, records: u32) -> Self {
+        Self {
+            slab,
+            free: Vec::new(),
+            high: 0,
+            held: HashMap::new(),
+            last: 0,
+            kept: Vec::new(),
+            records,
+            kept_frames: 0,
+            logged: 0,
+        }
+    }
+
+    fn is_kept(&self, record: u32) -> bool {
+        self.kept.get(record as usize).is_some_and(|kept| kept.pins > 0)
+    }
+
+    fn keep(&mut self, record: u32, frames: u64) {
+        if record >= self.records {
+            return;
+        }
+        if self.kept.len() <= record as usize {
+            self.kept.resize(record as usize + 1, KeptRecord::default());
+        }
+        let entry = &mut self.kept[record as usize];
+        if entry.pins == 0 {
+            entry.frames = u32::try_from(frames).unwrap_or(u32::MAX);
+            self.kept_frames += u64::from(entry.frames);
+        }
+        entry.pins += 1;
+    }
+
+    fn unkeep(&mut self, record: u32) {
+        let Some(entry) = self.kept.get_mut(record as usize).filter(|entry| entry.pins > 0) else {
+            return;
+        };
+        entry.pins -= 1;
+        if entry.pins == 0 {
+            self.kept_frames -= u64::from(entry.frames);
+        }
+    }
+
+    /// Takes all pins of a session back.
+    pub fn end_session(&mut self, session: u64) {
+        let of_session = self.held.iter().filter(|(_, held)| held.session == session);
+        let ended: Vec<u64> = of_session.map(|(pin, _)| *pin).collect();
+        ended.into_iter().for_each(|pin| self.release(pin));
+    }
+
+    fn store(&self, offset: usize, value: u64, order: Ordering) {
+        if let Ok(word) = self.slab.atomic_u64(offset) {
+            word.store(value, order);
+        }
+    }
+
+    /// Whether one more pin that keeps these stays within `limit` frames.
+    pub(super) fn fits(&self, kept: &Kept, limit: u64) -> bool {
+        let new = kept.iter().filter(|(record, _)| !self.is_kept(*record));
+        let new: u64 = new.map(|(_, frames)| *frames).sum();
+        new == 0 || self.kept_frames + new <= limit
+    }
+
+    /// Writes a pin word for each record, then fences (SeqCst). The pin's number; nothing where words have run out.
+    pub(super) fn hold(&mut self, session: u64, records: &[u32], kept: Kept) -> Option<u64> {
+        let fresh = records.len().saturating_sub(self.free.len());
+        if usize::from(self.high) + fresh > PIN_WORDS {
+            return None;
+        }
+        let words: Vec<u16> = (0..records.len())
+            .filter_map(|_| {
+                self.free.pop().or_else(|| {
+                    self.high += 1;
+                    Some(self.high - 1)
+                })
+            })
+            .collect();
+        for (record, frames) in &kept {
+            self.keep(*record, *frames);
+        }
+        self.last += 1;
+        let (pin, high) = (self.last, self.high);
+        if fresh > 0 {
+            self.store(SLAB_HIGH_WATER, high.into(), Ordering::Relaxed);
+        }
+        for (word, record) in words.iter().zip(records) {
+            let at = SLAB_PINS + usize::from(*word) * 8;
+            self.store(at, u64::from(*record) + 1, Ordering::Relaxed);
+        }
+        // Pairs with the fence of an eviction between taking a record out and looking for pins.
+        fence(Ordering::SeqCst);
+        let held = Held { session, words, kept };
+        self.held.insert(pin, held);
+        Some(pin)
+    }
+
+    /// Takes a pin back; fine when there is none of that number.
+    pub fn release(&mut self, pin: u64) {
+        let Some(held) = self.held.remove(&pin) else {
+            return;
+        };
+        for word in &held.words {
+            // Release: what was read under the pin was read before it goes.
+            self.store(SLAB_PINS + usize::from(*word) * 8, 0, Ordering::Release);
+        }
+        self.free.extend(held.words);
+        for (record, _) in held.kept {
+            self.unkeep(record);
+        }
+    }
+
+    /// Logs uses, the least recent first.
+    pub(super) fn touch(&mut self, records: &[u32]) {
+        // Of more than the log holds only the last would be left.
+        let first = records.len().saturating_sub(TOUCHED_WORDS);
+        for record in &records[first..] {
+            let at = SLAB_TOUCHED + (self.logged % TOUCHED_WORDS as u64) as usize * 8;
+            self.store(at, u64::from(*record) + 1, Ordering::Relaxed);
+            self.logged += 1;
+        }
+        self.store(SLAB_CURSOR, self.logged, Ordering::Release);
+    }
+}

@@ -1,0 +1,41 @@
+//! What a reader has to know of a domain before it can look anything up.
+//!
+//! May import `geometry`.
+
+use crate::geometry::ObjectKind;
+
+/// One object group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupShape {
+    /// Its number.
+    pub group: u16,
+    /// Its kind.
+    pub kind: ObjectKind,
+    /// Its bit in the words that tell what is beside a record.
+    pub bit: u32,
+}
+
+/// A domain in which all ranks have registered: it does not change any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DomainShape {
+    /// The number that its records carry.
+    pub domain: u32,
+    /// Tokens of a full chunk.
+    pub chunk: u32,
+    /// Tokens that every boundary is a multiple of.
+    pub alignment: u64,
+    /// Number of the full-attention group whose records tell what is beside them.
+    pub anchor: Option<u16>,
+    /// Object groups in ascending order.
+    pub groups: Vec<GroupShape>,
+    /// Frames that all pins of one client may keep.
+    pub kept_frames_max: u64,
+}
+
+impl DomainShape {
+    /// The anchor group.
+    pub(super) fn anchor(&self) -> Option<&GroupShape> {
+        let anchor = self.anchor?;
+        self.groups.iter().find(|group| group.group == anchor)
+    }
+}

@@ -1,0 +1,208 @@
+//! What every client maps that looks up by itself: index, epochs and its own slab; and the lock byte that keeps the slab
+//! its own.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::ClientError;
+use super::session::{Regions, length};
+use super::stats::Stat;
+use crate::cache::direct::{self, Direct};
+use crate::cache::index::{IndexLayout, IndexReader};
+use crate::cache::pin_words::PinWords;
+use crate::cache::slabs::SLAB_BYTES;
+use crate::cache::{CoreError, DomainShape, GroupShape, LookupRequest, Tail};
+use crate::geometry::ObjectKind;
+use crate::keys::ChunkKey;
+use crate::shm::atfork::ForkClosedFd;
+use crate::shm::lock::try_lock_byte;
+use crate::shm::{Mapping, ReadOnly, ReadWrite, ShmError};
+use crate::sync::shared::Ordering;
+use crate::wire::{self, GroupKind, Lookup, RegionKind};
+
+/// Offset of the first epoch word, and of the boot word, in the epochs region.
+const AT_EPOCHS: usize = 4096;
+const AT_BOOT_WORD: usize = 64;
+const AT_EPOCHS_MAGIC: usize = 0;
+const EPOCHS_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRE1");
+
+/// Mappings go before the lock does.
+#[derive(Debug)]
+pub(super) struct Attached {
+    index: Mapping<ReadOnly>,
+    layout: IndexLayout,
+    epochs: Mapping<ReadOnly>,
+    slab: Arc<Mapping<ReadWrite>>,
+    pins: Mutex<PinWords>,
+    /// Of domains in which all ranks have registered.
+    shapes: Mutex<HashMap<ChunkKey, Arc<DomainShape>>>,
+    /// Boot sequence under which this connection lives.
+    boot_seq: u64,
+    _lock: ForkClosedFd,
+}
+
+impl Attached {
+    pub(super) fn open(regions: &mut Regions<'_>) -> Result<Self, ClientError> {
+        let failed = |error: ShmError| ClientError::unavailable(error);
+        let (at, fd) = regions.take(RegionKind::Index)?;
+        let index = Mapping::<ReadOnly>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?);
+        let index = index.map_err(|error| ClientError::unavailable(format!("the index: {error}")))?;
+        let layout = IndexLayout::read(&index)
+            .ok_or_else(|| ClientError::unavailable("the index is not one that this version reads"))?;
+        let (at, fd) = regions.take(RegionKind::Epochs)?;
+        let epochs = Mapping::<ReadOnly>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?);
+        let epochs = epochs.map_err(failed)?;
+        let magic = epochs.atomic_u64(AT_EPOCHS_MAGIC).map_err(failed)?.load_acquire();
+        if magic != EPOCHS_MAGIC {
+            return Err(ClientError::unavailable(format!(
+                "the epochs region starts with {magic:#018x}"
+            )));
+        }
+        if epochs.len() < AT_EPOCHS + layout.frames() as usize * 8 {
+            let (bytes, frames) = (epochs.len(), layout.frames());
+            return Err(ClientError::unavailable(format!(
+                "{bytes} bytes of epochs for {frames} frames"
+            )));
+        }
+        let (at, fd) = regions.take(RegionKind::PinSlab)?;
+        let slab = Mapping::<ReadWrite>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?);
+        let slab = Arc::new(slab.map_err(failed)?);
+        if slab.len() < SLAB_BYTES {
+            let bytes = slab.len();
+            return Err(ClientError::unavailable(format!("a pin slab of {bytes} bytes")));
+        }
+        let (at, fd) = regions.take(RegionKind::Liveness)?;
+        let lock = ForkClosedFd::new(fd).map_err(failed)?;
+        let held = lock
+            .fd()
+            .map(|fd| try_lock_byte(fd, at.offset))
+            .transpose()
+            .map_err(failed)?;
+        if held != Some(true) {
+            let byte = at.offset;
+            return Err(ClientError::unavailable(format!(
+                "byte {byte} of the liveness file is locked by another"
+            )));
+        }
+        Ok(Self {
+            pins: Mutex::new(PinWords::new(Arc::clone(&slab), layout.frames())),
+            shapes: Mutex::default(),
+            boot_seq: regions.boot_seq(),
+            index,
+            layout,
+            epochs,
+            slab,
+            _lock: lock,
+        })
+    }
+
+    /// Frames of the pool.
+    pub(super) fn frames(&self) -> u64 {
+        self.layout.frames().into()
+    }
+
+    /// The incarnation that owns a frame now; 0 for none.
+    pub(super) fn epoch(&self, frame: u32) -> u64 {
+        let word = self.epochs.atomic_u64(AT_EPOCHS + 8 * frame as usize);
+        word.map_or(0, |word| word.load_relaxed())
+    }
+
+    pub(super) fn boot_unchanged(&self) -> bool {
+        let word = self.epochs.atomic_u64(AT_BOOT_WORD);
+        word.is_ok_and(|word| word.load_relaxed() == self.boot_seq)
+    }
+
+    /// Counts in a statistics word.
+    pub(super) fn count(&self, stat: Stat, count: u64) {
+        if let Some(offset) = stat.slab_offset()
+            && let Ok(word) = self.slab.atomic_u64(offset)
+        {
+            word.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Remembers what a domain looks like.
+    pub(super) fn learn(&self, seed: ChunkKey, shape: &wire::DomainShape) {
+        if let Some(shape) = usable(shape) {
+            let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
+            shapes.insert(seed, Arc::new(shape));
+        }
+    }
+
+    /// Answers a lookup from memory; nothing where the server has to be asked.
+    pub(super) fn look_up(&self, request: &Lookup) -> Option<Result<Direct, CoreError>> {
+        let shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
+        let shape = Arc::clone(shapes.get(&request.domain_seed)?);
+        drop(shapes);
+        let tail = |tail: &wire::TailKey| Tail {
+            key: tail.key,
+            chunk: tail.chunk,
+            tokens: tail.tokens,
+        };
+        let tails: Vec<Tail> = request.tails.iter().map(tail).collect();
+        let request = LookupRequest {
+            domain_seed: request.domain_seed,
+            session: request.session,
+            keys: &request.keys,
+            tails: &tails,
+            max_tokens: request.max_tokens,
+            local_tokens: request.local_tokens,
+            pin: request.pin,
+            describe: false,
+        };
+        let reader = IndexReader::new(&self.index, self.layout);
+        let is_current = || self.boot_unchanged();
+        let mut pins = self.pins();
+        Some(direct::look_up(&reader, &shape, &request, &mut pins, is_current))
+    }
+
+    /// Takes pins back; those that are gone already are ignored.
+    pub(super) fn release(&self, pins: impl IntoIterator<Item = u64>) {
+        let mut held = self.pins();
+        pins.into_iter().for_each(|pin| held.release(pin));
+    }
+
+    /// Takes all pins of a session back.
+    pub(super) fn end_session(&self, session: u64) {
+        self.pins().end_session(session);
+    }
+
+    fn pins(&self) -> MutexGuard<'_, PinWords> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A shape as the cache's own; nothing where its numbers make no sense, and then the server is asked each time.
+fn usable(shape: &wire::DomainShape) -> Option<DomainShape> {
+    let group = |group: &wire::GroupShape| {
+        let kind = match group.kind {
+            GroupKind::Full => ObjectKind::Full,
+            GroupKind::SlidingWindow => ObjectKind::Window {
+                tokens: group.window_tokens,
+            },
+            GroupKind::ChunkedLocal => ObjectKind::ChunkedLocal {
+                tokens: group.window_tokens,
+            },
+            GroupKind::Recurrent => ObjectKind::Recurrent,
+        };
+        let one = group.bit.is_power_of_two();
+        one.then_some(GroupShape {
+            group: group.group,
+            kind,
+            bit: group.bit,
+        })
+    };
+    let groups = shape.groups.iter().map(group).collect::<Option<Vec<_>>>()?;
+    let whole = shape.alignment > 0
+        && shape.chunk_size > 0
+        && u64::from(shape.chunk_size).is_multiple_of(shape.alignment);
+    whole.then_some(DomainShape {
+        domain: shape.domain,
+        chunk: shape.chunk_size,
+        alignment: shape.alignment,
+        anchor: shape.anchor,
+        groups,
+        kept_frames_max: shape.kept_frames_max,
+    })
+}
