@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from kvasir import KeyChain, pack_blocks
 from kvasir.vllm.geometry import FULL, Geometry, ObjectGroup
@@ -206,11 +206,10 @@ class StorePlanner:
         return bool(runs)
 
 
-def _split(chunks: range, *edges: int) -> Iterator[range]:
+def _split(chunks: range, *edges: int) -> Iterable[range]:
     """These chunks, taken apart where another part begins."""
-    if chunks:
-        places = sorted({chunks.start, chunks.stop, *(edge for edge in edges if edge in chunks)})
-        yield from itertools.starmap(range, itertools.pairwise(places))
+    inside = sorted([edge for edge in edges if chunks.start < edge < chunks.stop])
+    return itertools.starmap(range, itertools.pairwise([chunks.start, *inside, chunks.stop]))
 
 
 def _was_loaded(state: RequestState, end: int) -> bool:
