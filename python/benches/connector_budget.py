@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import pathlib
+import pickle
 import platform
 import random
 import statistics
@@ -45,6 +46,10 @@ BUDGET = {
 }
 LOAD_PLAN = "32k tokens, plan of a load"
 STORE_PLAN = "32k tokens, plan of its stores"
+STEP = 8192
+STEP_PLAN = "stores of a step of 8192 tokens"
+PICKLED = ", pickled"
+EMPTY = "empty plan"
 SCALE = "for scale: sum() of 32k tokens"
 
 
@@ -159,28 +164,51 @@ def lookups(engine: Engine, first_number: int) -> tuple[Clock, Clock, Clock, lis
     return first, again, steps, hits
 
 
-def admission(engine: Engine, first_number: int) -> tuple[Clock, Clock]:
-    """What is done once per long prompt: planning the load of a hit, and planning the stores of a whole prefill."""
-    loads, stores = Clock(), Clock()
+def admission(engine: Engine, first_number: int) -> dict[str, Clock]:
+    """What is done once per long prompt, or per step of it: planning the load of a hit, and the stores of a prefill.
+
+    An engine of several processes also pickles the plan on the scheduler's thread, once for all workers.
+    """
+    found = {name + then: Clock() for name in (LOAD_PLAN, STORE_PLAN, STEP_PLAN) for then in ("", PICKLED)}
+    found[EMPTY + PICKLED] = Clock()
     table = [[1 + at % 60 for at in range(LONG // 16)]]
     blocks = types.SimpleNamespace(get_block_ids=lambda: tuple(table))
+
+    def stores(request: Request, computed: int, scheduled: int, name: str) -> None:
+        step = output({request.request_id: computed}, {request.request_id: table})
+        step.num_scheduled_tokens[request.request_id] = scheduled
+        with found[name].measure():
+            metadata = engine.scheduler.build_connector_meta(step)
+        with found[name + PICKLED].measure():
+            pickle.dumps(metadata, pickle.HIGHEST_PROTOCOL)
+        assert metadata.plan.stores is not None and len(fakes.objects(metadata.plan.stores.runs)) == scheduled // CHUNK
+
+    nothing = output({}, {})
     for number in range(first_number, first_number + PROMPTS):
         request = Request(number, LONG)
         hit, _ = engine.ask(request)  # type: ignore[arg-type]
-        with loads.measure():
+        with found[LOAD_PLAN].measure():
             engine.scheduler.update_state_after_alloc(request, blocks, hit)
-            engine.scheduler.build_connector_meta(output({}, {}))
+            metadata = engine.scheduler.build_connector_meta(nothing)
+        with found[LOAD_PLAN + PICKLED].measure():
+            pickle.dumps(metadata, pickle.HIGHEST_PROTOCOL)
+        assert [load.broken for load in metadata.plan.sync_loads] == [False]
         engine.scheduler.request_finished_all_groups(request, ())
+        metadata = engine.scheduler.build_connector_meta(nothing)
+        with found[EMPTY + PICKLED].measure():
+            pickle.dumps(metadata, pickle.HIGHEST_PROTOCOL)
 
         request = Request(10_000 + number, LONG)
         engine.ask(request)  # type: ignore[arg-type]
-        step = output({request.request_id: 0}, {request.request_id: table})
-        step.num_scheduled_tokens[request.request_id] = LONG
-        with stores.measure():
-            plan = engine.scheduler.build_connector_meta(step).plan
-        assert plan.stores is not None and len(plan.stores.items) == LONG // CHUNK
+        stores(request, 0, LONG, STORE_PLAN)
         engine.scheduler.request_finished_all_groups(request, ())
-    return loads, stores
+
+        request = Request(20_000 + number, LONG)
+        engine.ask(request)  # type: ignore[arg-type]
+        for computed in range(0, LONG, STEP):
+            stores(request, computed, STEP, STEP_PLAN)
+        engine.scheduler.request_finished_all_groups(request, ())
+    return found
 
 
 def scale() -> Clock:
@@ -222,7 +250,7 @@ def measure() -> dict[str, Clock]:
             assert all(hit and hit >= LONG - CHUNK for hit in hits), hits
             found["32k tokens, first ask, hit"], found["32k tokens, asked again, hit"] = first, again
             found["step with a hit not taken"] = steps
-            found[LOAD_PLAN], found[STORE_PLAN] = admission(engine, 2000)
+            found |= admission(engine, 2000)
             found[SCALE] = scale()
             engine.close()
         finally:
@@ -241,11 +269,11 @@ def main() -> None:
         print(json.dumps({name: statistics.fmean(clock.us) for name, clock in found.items()}))
         return
     print(f"Python {platform.python_version()}, vLLM {vllm}; us of CPU time of the scheduler thread")
-    print(f"{'':<32}{'least':>9}{'median':>9}{'mean':>9}{'most':>9}{'budget':>9}")
+    print(f"{'':<42}{'least':>9}{'median':>9}{'mean':>9}{'most':>9}{'budget':>9}")
     for name, clock in found.items():
         us = clock.us
         shown = (min(us), statistics.median(us), statistics.fmean(us), max(us))
-        print(f"{name:<32}" + "".join(f"{value:>9.1f}" for value in shown) + f"{BUDGET.get(name, '-'):>9}")
+        print(f"{name:<42}" + "".join(f"{value:>9.1f}" for value in shown) + f"{BUDGET.get(name, '-'):>9}")
 
 
 if __name__ == "__main__":

@@ -209,7 +209,7 @@ class Ledger:
     def loading(self, plan: Any) -> None:
         """Notes which blocks a step starts to fill."""
         for load in (*plan.sync_loads, *plan.async_loads):
-            blocks = {block for item in load.items for part in item[3] for block in part if block}
+            blocks = set().union(*(run.blocks_of(range(run.num_objects)) for run in load.runs))
             self._loading[load.request_id] = blocks
             self._known = {(key, block) for key, block in self._known if block not in blocks}
 

@@ -54,15 +54,17 @@ KvGroupLayout = tuple[int, list[Layer]]
 ObjectGroupLayout = tuple[int, list[KvGroupLayout]]
 """(object group, its KV cache groups in ascending order)."""
 
-StoreItem = tuple[bytes, bytes | None, int, int, int, list[list[int]]]
-"""(key, parent key or None, object group, part, tokens, block ids: one list per KV cache group of the object group).
-Each list holds exactly tokens / tokens_per_block ids (recurrent: one). Id 0 is the null block: it contributes zero
-bytes. An item whose `block_ids` is an empty list says that this rank cannot store the object (`skipped`)."""
+StoreRun = tuple[bytes, bytes | None, int, int, list[bytes]]
+"""(keys, parent key of the first or None, object group, tokens of each, block ids: one packed list per KV cache group of the
+object group): objects in consecutive chunks, each the parent of the next. 32 bytes per key. Each list (`pack_blocks`) holds
+exactly tokens / tokens_per_block ids per object (recurrent: one). Id 0 is the null block: it contributes zero bytes. A run
+whose list of lists is empty says that this rank cannot store the objects (`skipped`)."""
 
-LoadItem = tuple[bytes, int, int, list[list[int]]]
-"""(key, object group, tokens, block ids: one list per KV cache group). `tokens` is what `Hit.loads` said. A list
-may be shorter than the object (only its front is wanted); id 0 is skipped, so locally cached blocks are passed as
-0. An id is written only if the whole item was read and the final check held."""
+LoadRun = tuple[bytes, int, int, list[bytes]]
+"""(keys, object group, tokens of each, block ids: one packed list per KV cache group). `tokens` is what `Hit.runs` said. A
+list has as many ids for every object, which may be fewer than the object has blocks (only its front is wanted); id 0 is
+skipped, so locally cached blocks are passed as 0. An id is written only if the whole object was read and the final check
+held."""
 
 @final
 class KeyChain:
@@ -87,7 +89,7 @@ class KeyChain:
 
     @property
     def num_chunks(self) -> int:
-        """Full chunks so far; `keys()` has as many."""
+        """Full chunks so far."""
 
     @property
     def chunk_size(self) -> int: ...
@@ -95,12 +97,13 @@ class KeyChain:
         """Key of a full chunk. IndexError past the last."""
 
     def parent_key(self, chunk: int) -> bytes | None:
-        """Key of the chunk before `chunk`, or None for chunk 0: the `parent` of a StoreItem of that chunk."""
+        """Key of the chunk before `chunk`, or None for chunk 0: the parent in a StoreRun that begins there."""
 
     def tail_key(self, chunk: int, tokens: int) -> bytes:
         """Key of the first `tokens` tokens of `chunk` (for chunk == num_chunks too). IndexError if they are not there."""
 
-    def keys(self) -> list[bytes]: ...
+    def keys(self, first: int, end: int) -> bytes:
+        """Keys of the full chunks from `first` up to `end`, 32 bytes each. IndexError past the last."""
 
 @final
 class Hit:
@@ -113,8 +116,9 @@ class Hit:
         """To be given to `Client.release`, once; 0 when nothing was pinned."""
 
     @property
-    def loads(self) -> list[tuple[bytes, int, int, int]]:
-        """(key, object group, chunk, tokens): objects to load. Of a state, chunk and tokens name only its end."""
+    def runs(self) -> list[tuple[bytes, int, int, int]]:
+        """(keys, object group, first chunk, tokens of each): objects to load, those of one group and one length in
+        consecutive chunks together. Of a state, chunk and tokens name only its end. Made anew by every access."""
 
     @property
     def present_tokens(self) -> list[int]:
@@ -238,21 +242,23 @@ class Client:
 
     def store(
         self,
-        items: Sequence[StoreItem],
+        part: int,
+        runs: Sequence[StoreRun],
         supersedes: Sequence[tuple[bytes, int]] = (),
-    ) -> list[str]:
-        """Gathers the items from KV memory into the pool and publishes them with one Commit; (key, object group) pairs
-        in `supersedes` are tails that are now needless. Per item: "published", "part_accepted" (other ranks' parts are
-        awaited), "exists", "no_parent" (store again from the first missing chunk), "skipped" (another rank cannot store
-        it), "dropped" (no room, counted), "unavailable" (server away, counted). Blocks may be reused when it returns."""
+    ) -> list[list[str]]:
+        """Gathers one part of each object from KV memory into the pool and publishes them with one Commit; (key, object
+        group) pairs in `supersedes` are tails that are now needless. Per run and object: "published", "part_accepted"
+        (other ranks' parts are awaited), "exists", "no_parent" (store again from the first missing chunk), "skipped"
+        (another rank cannot store it), "dropped" (no room, counted), "unavailable" (server away, counted). Blocks may be
+        reused when it returns."""
 
     def present(self, part: int, objects: Sequence[tuple[bytes, int]]) -> list[bool]:
         """Per (key, object group): whether the server has the object now. False for all when it is away. For stores
         of what may be there already: a store copies first and is then told that it was needless."""
 
-    def load(self, session: int, part: int, items: Sequence[LoadItem]) -> list[bool]:
-        """Pins, copies into KV memory, makes the final check and releases. Per item: True if all its bytes are the
-        object's. After False the item's blocks hold anything and must be recomputed."""
+    def load(self, session: int, part: int, runs: Sequence[LoadRun]) -> list[list[bool]]:
+        """Pins, copies into KV memory, makes the final check and releases. Per run and object: True if all its bytes are
+        the object's. After False the object's blocks hold anything and must be recomputed."""
 
     def release(self, pins: Sequence[int]) -> None:
         """Gives pins back. Pins of a server that has restarted since are ignored."""
@@ -299,6 +305,10 @@ def layout_fingerprint(json: str) -> bytes:
     """32 bytes over everything that decides the order of bytes inside a page: {"layout", "attention_backend", "isa",
     "dcp", "groups": [{"kind", "block_size", "tokens_per_block", "window": int|null, "layers": [{"page_size_bytes",
     "dtype", "tokens_per_state": [num, den]|null, "edited_by": str|null, "kernel_block_size": int|null}]}]}."""
+
+def pack_blocks(ids: list[int], first: int, end: int) -> tuple[bytes, list[int]]:
+    """Block ids `ids[first:end]`, 8 bytes each in the machine's order (`array.array("q")`), null where the list is
+    shorter; and which of them, counted from `first`, are null."""
 
 def copy_path() -> str:
     """Which host copy is used on this CPU: "avx2-streaming" or "portable", for the log."""

@@ -1,6 +1,5 @@
 //! Arguments as Python gives them.
 
-use kvasir::client::{LoadRequest, StoreRequest};
 use kvasir::keys::{ChunkKey, DomainFields};
 use kvasir::wire::{Domain, GroupKind, GroupSpan, ObjectGroup, ObjectId, PeerKind};
 use pyo3::exceptions::PyValueError;
@@ -108,28 +107,4 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Key {
 /// (key, object group).
 pub(crate) fn object_id((key, group): (Key, u16)) -> ObjectId {
     ObjectId { key: key.0, group }
-}
-
-/// (key, parent, object group, part, tokens, block ids per KV cache group).
-pub(crate) type StoreArg = (Key, Option<Key>, u16, u16, u32, Vec<Vec<i64>>);
-
-pub(crate) fn store_request((key, parent, group, part, tokens, blocks): StoreArg) -> StoreRequest {
-    StoreRequest {
-        id: ObjectId { key: key.0, group },
-        parent: parent.map(|parent| parent.0),
-        part,
-        tokens,
-        blocks: (!blocks.is_empty()).then_some(blocks),
-    }
-}
-
-/// (key, object group, tokens, block ids per KV cache group).
-pub(crate) type LoadArg = (Key, u16, u32, Vec<Vec<i64>>);
-
-pub(crate) fn load_request((key, group, tokens, blocks): LoadArg) -> LoadRequest {
-    LoadRequest {
-        id: ObjectId { key: key.0, group },
-        tokens,
-        blocks,
-    }
 }

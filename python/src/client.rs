@@ -8,13 +8,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::args::{
-    DomainArg, GroupArg, Key, LoadArg, StoreArg, load_request, object_group, object_id, peer_kind, spans,
-    store_request,
-};
+use crate::args::{DomainArg, GroupArg, Key, object_group, object_id, peer_kind, spans};
 use crate::errors::detached;
 use crate::keys::{KeyChain, bytes};
 use crate::memory::{LayoutArg, RegionArg, kv_memory};
+use crate::runs::{LoadArg, NamedRun, StoreArg, load_requests, named_runs, per_run, store_requests};
 
 /// One connection to a Kvasir server that repairs itself.
 #[pyclass(module = "kvasir._native", frozen)]
@@ -228,17 +226,22 @@ impl Client {
         detached(py, || self.client.lookup(request)).map(Hit)
     }
 
-    #[pyo3(signature = (items, supersedes = Vec::new()))]
+    #[pyo3(signature = (part, runs, supersedes = Vec::new()))]
     fn store(
         &self,
         py: Python<'_>,
-        items: Vec<StoreArg>,
+        part: u16,
+        runs: Vec<StoreArg>,
         supersedes: Vec<(Key, u16)>,
-    ) -> PyResult<Vec<&'static str>> {
-        let requests: Vec<_> = items.into_iter().map(store_request).collect();
+    ) -> PyResult<Vec<Vec<&'static str>>> {
+        let runs = runs.into_iter().map(|run| store_requests(part, run));
+        let runs: Vec<Vec<_>> = runs.collect::<PyResult<_>>()?;
         let supersedes: Vec<_> = supersedes.into_iter().map(object_id).collect();
+        let lengths: Vec<_> = runs.iter().map(Vec::len).collect();
+        let requests: Vec<_> = runs.into_iter().flatten().collect();
         let outcomes = detached(py, || self.client.store(&requests, &supersedes))?;
-        Ok(outcomes.into_iter().map(native::StoreOutcome::name).collect())
+        let names = outcomes.into_iter().map(native::StoreOutcome::name);
+        Ok(per_run(&lengths, names))
     }
 
     fn present(&self, py: Python<'_>, part: u16, objects: Vec<(Key, u16)>) -> PyResult<Vec<bool>> {
@@ -246,9 +249,12 @@ impl Client {
         detached(py, || self.client.present(part, ids))
     }
 
-    fn load(&self, py: Python<'_>, session: u64, part: u16, items: Vec<LoadArg>) -> PyResult<Vec<bool>> {
-        let requests: Vec<_> = items.into_iter().map(load_request).collect();
-        detached(py, || self.client.load(session, part, &requests))
+    fn load(&self, py: Python<'_>, session: u64, part: u16, runs: Vec<LoadArg>) -> PyResult<Vec<Vec<bool>>> {
+        let runs: Vec<Vec<_>> = runs.into_iter().map(load_requests).collect::<PyResult<_>>()?;
+        let lengths: Vec<_> = runs.iter().map(Vec::len).collect();
+        let requests: Vec<_> = runs.into_iter().flatten().collect();
+        let loaded = detached(py, || self.client.load(session, part, &requests))?;
+        Ok(per_run(&lengths, loaded.into_iter()))
     }
 
     fn release(&self, py: Python<'_>, pins: Vec<u128>) -> PyResult<()> {
@@ -323,11 +329,8 @@ impl Hit {
     }
 
     #[getter]
-    fn loads<'py>(&self, py: Python<'py>) -> Vec<(Bound<'py, PyBytes>, u16, u32, u32)> {
-        let loads = self.0.loads.iter();
-        loads
-            .map(|load| (bytes(py, &load.id.key), load.id.group, load.chunk, load.tokens))
-            .collect()
+    fn runs<'py>(&self, py: Python<'py>) -> Vec<NamedRun<'py>> {
+        named_runs(py, &self.0.loads)
     }
 
     #[getter]

@@ -81,8 +81,12 @@ impl KeyChain {
         self.tail(chunk, tokens).map(|key| bytes(py, &key))
     }
 
-    fn keys<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
-        self.chain.keys().iter().map(|key| bytes(py, key)).collect()
+    fn keys<'py>(&self, py: Python<'py>, first: usize, end: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let keys = self.chain.keys().get(first..end).ok_or_else(|| {
+            let full = self.chain.keys().len();
+            PyIndexError::new_err(format!("chunks {first} to {end} of {full} full chunks"))
+        })?;
+        Ok(joined(py, keys.iter()))
     }
 }
 
@@ -138,10 +142,19 @@ pub(crate) fn bytes<'py>(py: Python<'py>, key: &ChunkKey) -> Bound<'py, PyBytes>
     PyBytes::new(py, key.as_bytes())
 }
 
+/// Keys as Python bytes, one behind the other.
+pub(crate) fn joined<'py, 'key>(
+    py: Python<'py>,
+    keys: impl Iterator<Item = &'key ChunkKey>,
+) -> Bound<'py, PyBytes> {
+    let keys: Vec<[u8; 32]> = keys.map(|key| *key.as_bytes()).collect();
+    PyBytes::new(py, keys.as_flattened())
+}
+
 /// Tokens from bytes, a list, a buffer or any other sequence.
 fn read_tokens(given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     if let Ok(list) = given.cast::<PyList>() {
-        return match tokens::from_list(list) {
+        return match tokens::from_list(list, 0..list.len()) {
             Some(tokens) => Ok(tokens),
             None => list.iter().map(|token| one_token(&token)).collect(),
         };

@@ -5,11 +5,13 @@
 //! `tokens` alone.
 
 mod args;
+mod blocks;
 mod client;
 mod errors;
 mod functions;
 mod keys;
 mod memory;
+mod runs;
 mod tokens;
 
 use pyo3::prelude::*;
@@ -21,5 +23,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<keys::KeyChain>()?;
     module.add_class::<client::Client>()?;
     module.add_class::<client::Hit>()?;
+    module.add_function(wrap_pyfunction!(blocks::pack_blocks, module)?)?;
     functions::add(module)
 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvasir import pack_blocks
 from kvasir.vllm import geometry
+from kvasir.vllm.fleet import Named
 from kvasir.vllm.geometry import Geometry, ObjectGroup
+from kvasir.vllm.meta import KEY_BYTES, LoadRun, StoreRun, Stores, block_ids
 
 SEED = bytes(32)
 
@@ -144,15 +147,60 @@ class Request:
         return len(self.all_token_ids)
 
 
+def key(name: str | int) -> bytes:
+    """A key that can be told from others."""
+    return str(name).encode().ljust(KEY_BYTES, b".")
+
+
+def packed(*ids: int) -> bytes:
+    """Block ids as the scheduler role packs them."""
+    return pack_blocks(list(ids), 0, len(ids))[0]
+
+
+def named(*objects: tuple[bytes, int, int, int]) -> list[Named]:
+    """Objects (key, object group, chunk, tokens) as the runs that a hit names them in."""
+    runs: list[Named] = []
+    for name, group, chunk, tokens in objects:
+        if runs and runs[-1][1:] == (group, chunk - len(runs[-1][0]) // KEY_BYTES, tokens):
+            runs[-1] = (runs[-1][0] + name, *runs[-1][1:])
+        else:
+            runs.append((name, group, chunk, tokens))
+    return runs
+
+
+def objects(runs: Iterable[LoadRun | StoreRun]) -> list[tuple[Any, ...]]:
+    """Runs taken apart: (key, parent if it is to be stored, object group, tokens, block ids per KV cache group)."""
+    found = []
+    for run in runs:
+        keys = [run.keys[at : at + KEY_BYTES] for at in range(0, len(run.keys), KEY_BYTES)]
+        lists = [list(block_ids(ids)) for ids in run.blocks]
+        assert keys and not any(len(ids) % len(keys) for ids in lists)
+        each = [len(ids) // len(keys) for ids in lists]
+        for at, name in enumerate(keys):
+            parent = ((keys[at - 1] if at else run.parent),) if isinstance(run, StoreRun) else ()
+            ids = [ids[n * at : n * (at + 1)] for ids, n in zip(lists, each)]
+            found.append((name, *parent, run.group, run.tokens, ids))
+    return found
+
+
+def may_exist(stores: Stores) -> list[tuple[bytes, int]]:
+    """Objects (key, object group) that workers ask for before they store them."""
+    return [(item[0], item[2]) for at in stores.may_exist for item in objects([stores.runs[at]])]
+
+
 @dataclasses.dataclass
 class Hit:
     """An answer to a lookup."""
 
     hit_tokens: int = 0
     pin: int = 0
-    loads: list[tuple[bytes, int, int, int]] = dataclasses.field(default_factory=list)
+    objects: list[tuple[bytes, int, int, int]] = dataclasses.field(default_factory=list)
     present_tokens: list[int] = dataclasses.field(default_factory=list)
     degraded: bool = False
+
+    @property
+    def runs(self) -> list[Named]:
+        return named(*self.objects)
 
 
 class Client:
@@ -170,11 +218,13 @@ class Client:
         self.ended: list[int] = []
         self.cleared = 0
         self.stored: list[list[Any]] = []
-        self.outcomes: list[str] = []
+        """Per call the objects."""
+        self.outcomes: list[list[str]] = []
         self.there: set[tuple[bytes, int]] = set()
         """Objects that `present` finds."""
         self.loaded: list[Any] = []
-        self.load_answer: list[bool] | Exception | None = None
+        """The same."""
+        self.load_answer: list[list[bool]] | Exception | None = None
         self._tickets = 0
 
     def lookup_start(
@@ -210,9 +260,9 @@ class Client:
         self.cleared += 1
         return True
 
-    def store(self, items: Sequence[Any], supersedes: Sequence[Any] = ()) -> list[str]:
-        self.stored.append(list(items))
-        return self.outcomes or ["published"] * len(items)
+    def store(self, part: int, runs: Sequence[StoreRun], supersedes: Sequence[Any] = ()) -> list[list[str]]:
+        self.stored.append(objects(runs))
+        return self.outcomes or [["published"] * len(objects([run])) for run in runs]
 
     def present(self, part: int, objects: Sequence[tuple[bytes, int]]) -> list[bool]:
         return [one in self.there for one in objects]
@@ -220,11 +270,11 @@ class Client:
     def count_failed_loads(self, loads: int) -> None:
         pass
 
-    def load(self, session: int, part: int, items: Sequence[Any]) -> list[bool]:
-        self.loaded.append(list(items))
+    def load(self, session: int, part: int, runs: Sequence[LoadRun]) -> list[list[bool]]:
+        self.loaded.append(objects(runs))
         if isinstance(self.load_answer, Exception):
             raise self.load_answer
-        return self.load_answer if self.load_answer is not None else [True] * len(items)
+        return self.load_answer if self.load_answer is not None else [[True] * run.num_objects for run in runs]
 
     def close(self) -> None:
         pass

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fakes import Client, Hit, Request, full, windowed
+from fakes import Client, Hit, Request, full, key, named, objects, packed, windowed
 from kvasir import KeyChain, KvasirError
 from kvasir.vllm import identity
 from kvasir.vllm.fleet import Fleet, FleetHit, Miss, ServersDiffer
 from kvasir.vllm.geometry import Geometry
-from kvasir.vllm.meta import Load, RankReport
+from kvasir.vllm.meta import Load, LoadRun, RankReport
 from kvasir.vllm.notes import Notes
 from kvasir.vllm.scheduler import Scheduled, SchedulerRole
 from kvasir.vllm.settings import Settings
@@ -62,7 +62,7 @@ class Server(Client):
         return hit
 
     def objects(self, end: int) -> list[tuple[bytes, int, int, int]]:
-        return [(bytes([chunk]), 0, chunk, min(CHUNK, end - chunk * CHUNK)) for chunk in range(-(-end // CHUNK))]
+        return [(key(chunk), 0, chunk, min(CHUNK, end - chunk * CHUNK)) for chunk in range(-(-end // CHUNK))]
 
     def lookup_cancel(self, ticket: int) -> None:
         self.cancelled.append(ticket)
@@ -97,7 +97,7 @@ def test_the_shortest_hit_counts_and_longer_ones_are_looked_up_again_for_it() ->
     assert isinstance(hit, FleetHit) and hit.hit_tokens == 128
     assert [question["cap"] for question in a.asked] == [192, 128] and len(b.asked) == 1
     assert a.asked[1]["tails"] == [(1, 32)]
-    assert hit.loads == a.objects(128) and len(hit.loads_by_server) == 1
+    assert hit.runs == named(*a.objects(128)) and len(hit.runs_by_server) == 1
     assert (len(a.pinned), len(b.pinned)) == (1, 1), "what the longer hit had pinned is released"
     one.release([hit.pin])
     assert not a.pinned and not b.pinned
@@ -281,7 +281,7 @@ def test_the_scheduler_holds_a_pin_at_every_server_until_all_ranks_have_reported
     assert engine.role.matched(one, 0) == (128, True)
     engine.role.allocated(one, TABLE, 128)
     (load,) = engine.role.build_plan([], {}.get, {}).async_loads
-    assert not load.broken and load.items[1][3] == [[5, 6, 7, 8]] and not load.by_server
+    assert not load.broken and objects(load.runs)[1][3] == [[5, 6, 7, 8]] and not load.by_server
     assert engine.pinned == [1, 1]
     engine.role.on_output(["r"], [], None)
     assert engine.pinned == [0, 0]
@@ -314,24 +314,24 @@ def test_an_engine_that_takes_less_gets_a_hit_of_that_length_from_every_server()
 def test_servers_that_name_other_objects_are_each_loaded_from_what_they_have() -> None:
     engine, one = Engine([32, 96], [32, 96]), Request("r", range(100))
     # The second server holds the last tokens as the front of a longer tail.
-    engine.servers[1].objects = lambda end: [(b"\0", 0, 0, 64), (b"longer", 0, 1, 48)]  # type: ignore[method-assign]
+    engine.servers[1].objects = lambda end: [(key(0), 0, 0, 64), (key("longer"), 0, 1, 48)]  # type: ignore[method-assign]
     assert engine.role.matched(one, 0) == (96, True)
     engine.role.allocated(one, TABLE, 96)
     (load,) = engine.role.build_plan([], {}.get, {}).async_loads
-    assert [[item[0] for item in load.of(server)] for server in range(2)] == [[b"\0", b"\1"], [b"\0", b"longer"]]
-    assert [load.of(server)[1][2:] for server in range(2)] == [(32, [[5, 6]]), (48, [[5, 6]])]
+    assert [[run.keys for run in load.of(server)] for server in range(2)] == [[key(0), key(1)], [key(0), key("longer")]]
+    assert [objects(load.of(server))[1][2:] for server in range(2)] == [(32, [[5, 6]]), (48, [[5, 6, 0]])]
 
 
 def test_a_load_without_differences_is_the_same_for_all() -> None:
-    load = Load("r", 1, [(b"k", 0, 64, [[1]])])
-    assert load.of(0) == load.of(3) == load.items
+    load = Load("r", 1, [LoadRun(key("k"), 0, 64, [packed(1)])])
+    assert load.of(0) == load.of(3) == load.runs
 
 
 def test_what_any_server_lacks_is_stored() -> None:
     engine, one = Engine([64, 128], [64]), Request("r", range(170))
     engine.role.matched(one, 0)
     stores = engine.role.build_plan([Scheduled("r", 0, 170, True)], {"r": TABLE}.get, {}).stores
-    assert stores is not None and [(item[4][0][0], item[3]) for item in stores.items] == [(5, 64), (9, 32)]
+    assert stores is not None and [(item[4][0][0], item[3]) for item in objects(stores.runs)] == [(5, 64), (9, 32)]
 
 
 def test_nothing_is_asked_or_stored_while_a_server_is_away() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fakes import Client, Hit, Request, full, windowed
+from fakes import Client, Hit, Request, full, key, may_exist, objects, windowed
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.meta import RankReport, StepPlan, StepReport
 from kvasir.vllm.notes import Notes
@@ -45,8 +45,8 @@ class Engine:
 
 def hit(tokens: int, groups: int = 1) -> Hit:
     """A hit of full chunks of 64 and one tail, in group 0."""
-    loads = [(bytes([chunk]), 0, chunk, min(64, tokens - chunk * 64)) for chunk in range(-(-tokens // 64))]
-    return Hit(tokens, 0, loads, [tokens] * groups)
+    objects = [(key(chunk), 0, chunk, min(64, tokens - chunk * 64)) for chunk in range(-(-tokens // 64))]
+    return Hit(tokens, 0, objects, [tokens] * groups)
 
 
 def request(tokens: int = 170, name: str = "r", **fields: Any) -> Request:
@@ -60,8 +60,9 @@ def test_a_synchronous_hit_is_loaded_and_its_pin_held_until_the_step_is_over() -
     engine.role.allocated(one, TABLE, 128)
     plan = engine.plan(Scheduled("r", 160, 170, True), tables={"r": TABLE})
     (load,) = plan.sync_loads
-    assert not load.broken and load.blocks == list(range(3, 11)) and not plan.async_loads
-    assert load.items[0][3] == [[0, 0, 3, 4]]
+    assert not load.broken and not plan.async_loads
+    assert load.blocks == [] and load.runs[0].blocks_of([0, 1]) | load.runs[1].blocks_of([0]) == set(range(3, 11))
+    assert objects(load.runs)[0][3] == [[0, 0, 3, 4]]
     engine.output()
     assert engine.client.pinned
     engine.plan()
@@ -85,7 +86,7 @@ def test_other_models_load_between_steps_and_hold_the_pin_until_all_ranks_have_r
     engine, one = Engine(windowed(32)), request()
     table = [TABLE[0], [0] * 7 + [21, 22, 23, 24], [0] * 7 + [31, 32, 33, 34]]
     answer = hit(128, groups=2)
-    answer.loads.append((b"\1", 1, 1, 64))
+    answer.objects.append((key(1), 1, 1, 64))
     table[1][6], table[2][6] = 20, 30
     engine.answer(answer)
     assert engine.role.matched(one, 0) == (128, True)
@@ -209,21 +210,21 @@ def test_fewer_tokens_than_offered_load_just_those() -> None:
     engine.role.allocated(one, TABLE, 96)
     (load,) = engine.plan().sync_loads
     assert not load.broken
-    assert [block for item in load.items for block in item[3][0]] == list(range(1, 7))
+    assert [block for item in objects(load.runs) for block in item[3][0]] == [*range(1, 7), 0, 0]
 
 
 def test_fewer_tokens_of_several_groups_are_asked_for_again() -> None:
     engine, one = Engine(windowed(32)), request()
     offered = hit(128, groups=2)
-    offered.loads.append((b"\1", 1, 1, 64))
+    offered.objects.append((key(1), 1, 1, 64))
     shorter = hit(64, groups=2)
-    shorter.loads.append((b"\0", 1, 0, 64))
+    shorter.objects.append((key(0), 1, 0, 64))
     table = [TABLE[0], [0, 0, 13, 14], [0, 0, 23, 24]]
     engine.answer(offered, shorter)
     engine.role.matched(one, 0)
     engine.role.allocated(one, table, 64)
     (load,) = engine.plan().async_loads
-    assert not load.broken and load.items[-1][:3] == (b"\0", 1, 64)
+    assert not load.broken and objects(load.runs)[-1][:3] == (key(0), 1, 64)
     assert len(engine.client.pinned) == 1
 
 
@@ -243,7 +244,7 @@ def test_a_load_is_reported_even_if_its_plan_fails() -> None:
 def test_a_request_may_end_at_any_stage(stage: str) -> None:
     engine, one = Engine(windowed(32)), request()
     answer = hit(128, groups=2)
-    answer.loads.append((b"\1", 1, 1, 64))
+    answer.objects.append((key(1), 1, 1, 64))
     table = [TABLE[0], [0] * 6 + [1, 2, 3, 4, 5], [0] * 6 + [1, 2, 3, 4, 5]]
     engine.answer(None if stage == "waiting" else answer)
     engine.role.matched(one, 0)
@@ -265,13 +266,13 @@ def test_a_lost_chain_is_stored_again_from_what_the_server_has_and_not_for_ever(
     tables = {"r": [list(range(1, 40))]}
     engine.role.matched(one, 0)
     stores = engine.plan(Scheduled("r", 0, 130, True), tables=tables).stores
-    assert stores is not None and [item[3] for item in stores.items] == [64, 64]
+    assert stores is not None and [item[3] for item in objects(stores.runs)] == [64, 64]
     for _ in range(RESETS_MAX + 2):
         engine.output(orphaned=["r"])
         engine.answer(hit(64))
         again = engine.plan(Scheduled("r", 130, 131, True), tables=tables).stores
         if again is not None:
-            assert [item[0] for item in again.items] == [stores.items[1][0]]
+            assert [item[0] for item in objects(again.runs)] == [objects(stores.runs)[1][0]]
     assert engine.client.asked[-1]["pin"] is False
     assert engine.role._states["r"].resets == RESETS_MAX
 
@@ -320,7 +321,7 @@ def test_the_wrong_failure_policy_stores_and_loads_nothing() -> None:
     engine.answer(hit(64))
     assert engine.role.matched(one, 0) == (0, False)
     stores = engine.plan(Scheduled("r", 0, 170, True), tables={"r": TABLE}).stores
-    assert stores is not None and [item[3] for item in stores.items] == [64, 32], "the first chunk is there already"
+    assert stores is not None and [item[3] for item in objects(stores.runs)] == [64, 32], "the first chunk is there already"
 
 
 @pytest.mark.parametrize("fields", [{"prompt_embeds": object()}, {"resumable": True}, {"prompt_token_ids": None}])
@@ -337,7 +338,7 @@ def test_per_request_switches() -> None:
     engine.answer(hit(64))
     assert engine.role.matched(request(kv_transfer_params={"no_load": True}), 0) == (0, False)
     stores = engine.plan(Scheduled("r", 0, 170, True), tables={"r": TABLE}).stores
-    assert stores is not None and len(stores.items) == 2
+    assert stores is not None and len(objects(stores.runs)) == 2
     engine = Engine()
     engine.answer(hit(64))
     assert engine.role.matched(request(kv_transfer_params={"no_store": True}), 0) == (64, False)
@@ -351,7 +352,7 @@ def test_windows_below_a_hit_that_is_not_loaded_are_offered(how: str) -> None:
         "no_load": {"kv_transfer_params": {"no_load": True}}, "skips reading": {"skip_reading_prefix_cache": True},
     }  # fmt: skip
     one = request(192, **fields.get(how, {}))
-    answer = Hit(128, 0, [*hit(128).loads, (b"\1", 1, 1, 64)], [128, 0])
+    answer = Hit(128, 0, [*hit(128).objects, (key(1), 1, 1, 64)], [128, 0])
     engine.answer(answer)
     local = 128 if how == "local" else 0
     assert engine.role.matched(one, local) == ((128, True) if how == "loads" else (0, False))
@@ -365,9 +366,9 @@ def test_windows_below_a_hit_that_is_not_loaded_are_offered(how: str) -> None:
     chain = engine.role._states["r"].chain
     assert stores is not None and chain is not None
     windows = {"local": [1, 2], "loads": [2]}.get(how, [0, 1, 2])
-    assert [item[0] for item in stores.items if item[2] == 1] == [chain.chunk_key(chunk) for chunk in windows]
-    assert [item[0] for item in stores.items if item[2] == 0] == [chain.chunk_key(2)]
-    assert stores.may_exist == [(chain.chunk_key(chunk), 1) for chunk in windows[:-1]]
+    assert [item[0] for item in objects(stores.runs) if item[2] == 1] == [chain.chunk_key(chunk) for chunk in windows]
+    assert [item[0] for item in objects(stores.runs) if item[2] == 0] == [chain.chunk_key(2)]
+    assert may_exist(stores) == [(chain.chunk_key(chunk), 1) for chunk in windows[:-1]]
 
 
 def test_an_error_while_planning_stores_keeps_the_loads() -> None:
@@ -394,14 +395,14 @@ def test_reset_empties_the_server_and_forgets_what_was_there() -> None:
     engine.answer(hit(0))
     engine.role.matched(again, 0)
     stores = engine.plan(Scheduled("again", 0, 170, True), tables={"again": TABLE}).stores
-    assert stores is not None and [item[3] for item in stores.items] == [64, 64, 32]
+    assert stores is not None and [item[3] for item in objects(stores.runs)] == [64, 64, 32]
     fresh = Engine()
     other = request(name="other")
     fresh.answer(hit(0))
     fresh.role.matched(other, 0)
     unchanged = fresh.plan(Scheduled("other", 0, 170, True), tables={"other": TABLE}).stores
-    assert unchanged is not None and {item[0] for item in stores.items}.isdisjoint(
-        item[0] for item in unchanged.items
+    assert unchanged is not None and {item[0] for item in objects(stores.runs)}.isdisjoint(
+        item[0] for item in objects(unchanged.runs)
     )
 
 

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from fakes import Client, full, windowed
+from fakes import Client, full, key, objects, packed, windowed
 from kvasir import KvasirError
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.layout import Layout, Page
-from kvasir.vllm.meta import Load, StepPlan, Stores
+from kvasir.vllm.meta import Load, LoadRun, StepPlan, StoreRun, Stores
 from kvasir.vllm.notes import Notes
 from kvasir.vllm.worker import Rank, Results, WorkerRole
 
@@ -55,22 +55,37 @@ class Worker:
         return Results(done, failed)
 
 
-ITEM = (b"k", 0, 64, [[1, 2, 0, 3]])
+ITEM = LoadRun(key("k"), 0, 64, [packed(1, 2, 0, 3)])
+
+
+def stored(name: str, block: int, parent: str | None = None) -> StoreRun:
+    return StoreRun(key(name), key(parent) if parent else None, 0, 64, [packed(block)])
 
 
 def test_a_synchronous_load_that_went_well_reports_nothing() -> None:
     worker = Worker(full())
     worker.role.start_loads(StepPlan(sync_loads=[Load("r", 1, [ITEM], blocks=[1, 2, 3])]))
-    assert worker.role.take_bad_blocks() == set() and worker.client.loaded == [[ITEM]]
+    assert worker.role.take_bad_blocks() == set() and worker.client.loaded == [objects([ITEM])]
 
 
 def test_a_failed_item_reports_its_blocks_and_no_null_block() -> None:
     worker = Worker(full())
-    worker.client.load_answer = [True, False]
-    other = (b"l", 0, 64, [[4, 0, 5]])
+    worker.client.load_answer = [[True], [False]]
+    other = LoadRun(key("l"), 0, 64, [packed(4, 0, 5)])
     worker.role.start_loads(StepPlan(sync_loads=[Load("r", 1, [ITEM, other], blocks=[1, 2, 3, 4, 5])]))
     assert worker.role.take_bad_blocks() == {4, 5}
     assert worker.role.take_bad_blocks() == set()
+
+
+def test_a_failed_object_of_a_run_reports_no_block_of_its_neighbours() -> None:
+    worker = Worker(windowed())
+    run = LoadRun(key("a") + key("b") + key("c"), 1, 64, [packed(0, 1, 2, 3, 4, 5), packed(0, 0, 6, 0, 7, 1)])
+    worker.client.load_answer = [[True, False, True]]
+    worker.role.start_loads(StepPlan(sync_loads=[Load("r", 1, [run])]))
+    assert worker.role.take_bad_blocks() == {2, 3, 6}
+    worker.client.load_answer = RuntimeError("no")
+    worker.role.start_loads(StepPlan(sync_loads=[Load("r", 1, [run])]))
+    assert worker.role.take_bad_blocks() == {1, 2, 3, 4, 5, 6, 7}
 
 
 @pytest.mark.parametrize("cause", ["broken", "exception"])
@@ -104,10 +119,13 @@ def test_asynchronous_loads_are_reported_once_each_with_their_failures() -> None
 
 def test_stores_go_out_as_one_message_and_orphans_come_back() -> None:
     worker = Worker(full())
-    stores = Stores([(b"a", None, 0, 64, [[1]]), (b"b", b"a", 0, 64, [[2]])], ["r", "s"])
-    worker.client.outcomes = ["published", "no_parent"]
+    run = StoreRun(key("b") + key("c"), key("a"), 0, 64, [packed(2, 3)])
+    stores = Stores([stored("a", 1), run], ["r", "s"])
+    worker.client.outcomes = [["published"], ["exists", "no_parent"]]
     worker.role.save(stores)
-    assert worker.client.stored == [[(b"a", None, 0, 0, 64, [[1]]), (b"b", b"a", 0, 0, 64, [[2]])]]
+    assert worker.client.stored == [[
+        (key("a"), None, 0, 64, [[1]]), (key("b"), key("a"), 0, 64, [[2]]), (key("c"), key("b"), 0, 64, [[3]]),
+    ]]  # fmt: skip
     report = worker.role.take_report()
     assert report is not None and report.orphaned == {"s"}
     assert worker.role.take_report() is None
@@ -115,18 +133,23 @@ def test_stores_go_out_as_one_message_and_orphans_come_back() -> None:
 
 def test_what_the_server_has_is_not_copied() -> None:
     worker = Worker(windowed())
-    items = [(b"a", None, 0, 64, [[1]]), (b"a", None, 1, 64, [[1], [1]]), (b"b", b"a", 1, 64, [[2], [2]])]
-    worker.client.there = {(b"a", 1), (b"b", 0)}
-    worker.role.save(Stores(items, ["r"] * 3, may_exist=[(b"a", 1), (b"b", 1)]))
-    assert worker.client.stored == [
-        [(b"a", None, 0, 0, 64, [[1]]), (b"a", None, 1, 0, 64, []), (b"b", b"a", 1, 0, 64, [[2], [2]])]
-    ]
+    keys = [key(name) for name in "abcd"]
+    windows = StoreRun(b"".join(keys), None, 1, 64, [packed(1, 2, 3, 4), packed(5, 6, 7, 8)])
+    worker.client.there = {(keys[0], 0), (keys[0], 1), (keys[1], 1), (keys[2], 0), (keys[3], 1)}
+    worker.client.outcomes = [["published"], ["exists"] * 2, ["no_parent"], ["exists"]]
+    worker.role.save(Stores([stored("a", 1), windows], ["r", "s"], may_exist=[1]))
+    assert worker.client.stored == [[
+        (keys[0], None, 0, 64, [[1]]), (keys[0], None, 1, 64, []), (keys[1], keys[0], 1, 64, []),
+        (keys[2], keys[1], 1, 64, [[3], [7]]), (keys[3], keys[2], 1, 64, []),
+    ]]  # fmt: skip
+    report = worker.role.take_report()
+    assert report is not None and report.orphaned == {"s"}
 
 
 def test_nothing_computed_from_blocks_that_were_not_loaded_is_stored() -> None:
     worker = Worker(full())
-    stores = Stores([(b"a", None, 0, 64, [[1]])], ["r"])
-    worker.client.load_answer = [False]
+    stores = Stores([stored("a", 1)], ["r"])
+    worker.client.load_answer = [[False]]
     worker.role.start_loads(StepPlan(sync_loads=[Load("s", 1, [ITEM], blocks=[1, 2, 3])]))
     worker.role.save(stores)
     report = worker.role.take_report()
@@ -137,7 +160,7 @@ def test_nothing_computed_from_blocks_that_were_not_loaded_is_stored() -> None:
 
 def test_a_rank_with_a_copy_of_the_bytes_stores_nothing() -> None:
     worker = Worker(full(), stores=False)
-    worker.role.save(Stores([(b"a", None, 0, 64, [[1]])], ["r"]))
+    worker.role.save(Stores([stored("a", 1)], ["r"]))
     assert worker.client.stored == []
 
 
@@ -157,5 +180,5 @@ def test_nothing_goes_under_old_keys_when_new_weights_are_refused() -> None:
     plan = StepPlan(sync_loads=[Load("r", 1, [ITEM], blocks=[1, 2, 3])], epoch=b"1" * 16)
     worker.role.start_loads(plan)
     assert worker.role.take_bad_blocks() == {1, 2, 3} and worker.client.loaded == []
-    worker.role.save(Stores([(b"k", None, 0, 64, [[1]])], ["r"]))
+    worker.role.save(Stores([stored("k", 1)], ["r"]))
     assert worker.client.stored == []

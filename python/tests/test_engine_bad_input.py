@@ -351,12 +351,12 @@ class FailingOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def store(self, items: list[Any], supersedes: list[Any]) -> list[str]:
+    def store(self, part: int, runs: list[Any], supersedes: list[Any]) -> list[list[str]]:
         """The client's, but for the first call."""
         if not self._failed:
             self._failed = True
             raise RuntimeError("a fault of the test")
-        return self._client.store(items, supersedes)
+        return self._client.store(part, runs, supersedes)
 
 
 def test_a_rank_that_cannot_store_leaves_no_part_of_the_others_waiting(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fakes import may_exist, objects
 from scripted import FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request
 from server_status import assert_nothing_held, counts, status
 from test_native import Server, client
@@ -182,7 +183,7 @@ def test_what_was_loaded_is_not_offered_again(server: Server, engines: Start, mo
     engine.tell(request, 0)
     plan = engine.plan({"r": (request, TOKENS + 64)})
     stores = plan.plan.stores
-    assert [item[3] for item in stores.items] == [64, 64] and stores.may_exist == []
+    assert [item[3] for item in objects(stores.runs)] == [64, 64] and stores.may_exist == []
     engine.run(plan, {"r": (request, TOKENS + 64)})
     engine.finish(request)
     assert counts(server)["stores"] - before["stores"] == 2
@@ -192,7 +193,7 @@ def test_what_was_loaded_is_not_offered_again(server: Server, engines: Start, mo
 def test_nothing_is_copied_twice_before_the_server_has_answered(server: Server, engines: Start, model: str) -> None:
     """Windows and states are there now or never, so they are planned before anything is known of the prompt."""
     engines(MODELS[model], "writer").prefill(Request("w", TOKENS), steps=range(64, TOKENS + 1, 64))
-    before, objects = counts(server), status(server)["objects"]
+    before, held = counts(server), status(server)["objects"]
     engine, request = engines(MODELS[model], "engine"), Request("r", TOKENS, **NO_LOAD)
     scheduler = engine.scheduler._scheduler
     assert scheduler is not None
@@ -200,6 +201,6 @@ def test_nothing_is_copied_twice_before_the_server_has_answered(server: Server, 
     assert engine.ask(request)[0] == 0
     engine.allocate(request, 0, more=TOKENS)
     plan = engine.plan({"r": (request, 64)})
-    assert len(plan.plan.stores.items) == len(plan.plan.stores.may_exist) == 2
+    assert len(objects(plan.plan.stores.runs)) == len(may_exist(plan.plan.stores)) == 2
     engine.run(plan, {"r": (request, 64)})
-    assert (counts(server)["stores"], status(server)["objects"]) == (before["stores"], objects)
+    assert (counts(server)["stores"], status(server)["objects"]) == (before["stores"], held)

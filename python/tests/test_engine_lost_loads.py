@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from fakes import objects
 from scripted import Engine, Request
 from server_status import assert_nothing_held, counts, status
 from test_engine_bad_input import assert_failed_once
@@ -140,7 +141,7 @@ def test_stores_without_a_server_are_dropped_and_counted(server: Server, engines
     assert engine.ask(request)[0] == 0
     engine.allocate(request, 0, more=200)
     plan = engine.plan({"r": (request, 128)})
-    planned = len(plan.plan.stores.items)
+    planned = len(objects(plan.plan.stores.runs))
     assert planned
     server.kill()
     engine.run(plan, {"r": (request, 128)})

@@ -19,6 +19,7 @@ import time
 import pytest
 
 import kvasir
+from fakes import packed
 from kvasir import _native
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -120,8 +121,8 @@ def prompt(seed: bytes, tokens: int, salt: int = 0) -> kvasir.KeyChain:
     return chain
 
 
-def chunk_item(chain: kvasir.KeyChain, chunk: int, blocks: list[int]):
-    return (chain.chunk_key(chunk), chain.parent_key(chunk), 0, 0, CHUNK, [blocks])
+def chunk_run(chain: kvasir.KeyChain, chunk: int, blocks: list[int]):
+    return (chain.chunk_key(chunk), chain.parent_key(chunk), 0, CHUNK, [packed(*blocks)])
 
 
 def test_stub_and_module_have_the_same_names():
@@ -170,10 +171,27 @@ def test_golden_keys(case):
     chain.extend(array.array("I", pieces[3]).tobytes())
     chain.extend(tuple(pieces[4]))
     assert len(chain) == len(tokens)
-    assert [key.hex() for key in chain.keys()] == case["keys"]
-    assert chain.num_chunks == len(case["keys"])
+    count = len(case["keys"])
+    assert chain.num_chunks == count
+    for first in range(count + 1):
+        assert chain.keys(first, count).hex() == "".join(case["keys"][first:])
     for tail in case["tails"]:
         assert chain.tail_key(tail["chunk"], tail["tokens"]).hex() == tail["key"]
+
+
+def test_block_ids_are_packed_as_they_are():
+    ids = [1, 0, -5, (1 << 31) + 3, 7]
+    assert kvasir.pack_blocks(ids, 0, 5) == (array.array("q", ids).tobytes(), [1])
+    assert kvasir.pack_blocks(ids, 2, 5) == (array.array("q", ids[2:]).tobytes(), [])
+    assert kvasir.pack_blocks(ids, 3, 7) == (array.array("q", [*ids[3:], 0, 0]).tobytes(), [2, 3])
+    assert kvasir.pack_blocks(ids, 4, 4) == kvasir.pack_blocks(ids, 4, 3) == (b"", [])
+    assert kvasir.pack_blocks(ids, 6, 8) == (bytes(16), [0, 1])
+    for wrong in (["a"], [1.5], [None], None):
+        with pytest.raises(TypeError):
+            kvasir.pack_blocks(wrong, 0, 1)
+    for wrong in (1 << 63, 1 << 64, -(1 << 70)):
+        with pytest.raises(OverflowError):
+            kvasir.pack_blocks([wrong], 0, 1)
 
 
 def test_key_chain_refuses_what_it_cannot_hash():
@@ -187,7 +205,10 @@ def test_key_chain_refuses_what_it_cannot_hash():
     assert len(chain) == 0
     chain.extend(range(5))
     assert len(chain) == 5 and chain.parent_key(0) is None and chain.parent_key(1) == chain.chunk_key(0)
-    for wrong in (lambda: chain.chunk_key(1), lambda: chain.tail_key(1, 2), lambda: chain.tail_key(0, 0)):
+    for wrong in (
+        lambda: chain.chunk_key(1), lambda: chain.keys(0, 2), lambda: chain.keys(1, 0), lambda: chain.tail_key(1, 2),
+        lambda: chain.tail_key(0, 0),
+    ):  # fmt: skip
         with pytest.raises(IndexError):
             wrong()
     with pytest.raises(ValueError):
@@ -216,9 +237,8 @@ seed = engine.register()
 engine.fill(5)
 chain = prompt(seed, 2 * CHUNK + 40)
 tail = chain.tail_key(2, 32)
-items = [chunk_item(chain, 0, [1, 2, 3, 4]), chunk_item(chain, 1, [5, 6, 7, 8]),
-         (tail, chain.chunk_key(1), 0, 0, 32, [[9, 10]])]
-outcomes = engine.client.store(items)
+runs = [(chain.keys(0, 2), None, 0, CHUNK, [packed(*range(1, 9))]), (tail, chain.chunk_key(1), 0, 32, [packed(9, 10)])]
+outcomes = engine.client.store(0, runs)
 print(json.dumps({"outcomes": outcomes, "seed": seed.hex(), "blocks": [engine.block(b).hex() for b in range(1, 11)],
                   "stats": engine.client.stats()}))
 """
@@ -234,21 +254,22 @@ ticket = engine.client.lookup_start(seed, 7, chain, chain.num_chunks, [(2, 32), 
 hit = None
 while hit is None:
     hit = engine.client.lookup_result(ticket, 1.0)
-targets = [[20, 21, 22, 23], [24, 25, 26, 27], [28, 29]]
-items = [(key, group, tokens, [targets[chunk]]) for key, group, chunk, tokens in hit.loads]
-loaded = engine.client.load(7, 0, items)
+targets = [packed(*range(20, 28)), packed(28, 29)]
+loaded = engine.client.load(7, 0, [(run[0], run[1], run[3], [ids]) for run, ids in zip(hit.runs, targets)])
 engine.client.release([hit.pin])
-print(json.dumps({"hit": hit.hit_tokens, "loaded": loaded, "present": hit.present_tokens, "seed": seed.hex(),
+places = [(len(keys), group, chunk, tokens) for keys, group, chunk, tokens in hit.runs]
+print(json.dumps({"hit": hit.hit_tokens, "loaded": loaded, "runs": places, "present": hit.present_tokens, "seed": seed.hex(),
                   "blocks": [engine.block(b).hex() for b in range(20, 30)], "degraded": hit.degraded}))
 """
 
 
 def test_store_in_one_process_and_load_in_another(server):
     wrote = engine_process(WRITER, server.socket)
-    assert wrote["outcomes"] == ["published"] * 3
+    assert wrote["outcomes"] == [["published"] * 2, ["published"]]
     assert wrote["stats"]["stores"] == 3 and wrote["stats"]["stored_bytes"] == 10 * 2 * PAGE
     read = engine_process(READER, server.socket)
-    assert (read["hit"], read["loaded"], read["degraded"]) == (2 * CHUNK + 32, [True] * 3, False)
+    assert (read["hit"], read["loaded"], read["degraded"]) == (2 * CHUNK + 32, [[True] * 2, [True]], False)
+    assert read["runs"] == [[64, 0, 0, CHUNK], [32, 0, 2, 32]]
     assert read["seed"] == wrote["seed"]
     assert read["blocks"] == wrote["blocks"]
 
@@ -256,18 +277,18 @@ def test_store_in_one_process_and_load_in_another(server):
     changed = _native.testing_corrupt_pool(server.socket, 7)
     assert changed > 0
     again = engine_process(READER, server.socket, checksums=False)
-    assert again["loaded"] == [True] * 3
+    assert again["loaded"] == [[True] * 2, [True]]
     assert all(a != b for a, b in zip(again["blocks"], wrote["blocks"]))
     # One that does loads nothing, and nobody after it is promised these objects.
     checked = engine_process(READER, server.socket)
-    assert (checked["hit"], checked["loaded"]) == (2 * CHUNK + 32, [False] * 3)
+    assert (checked["hit"], checked["loaded"]) == (2 * CHUNK + 32, [[False] * 2, [False]])
     assert engine_process(READER, server.socket)["hit"] == 0
 
 
 def test_mistakes_are_typed_and_copy_nothing(server):
     engine = Engine(server.socket, 1)
     chain = prompt(b"\0" * 32, CHUNK)
-    item = chunk_item(chain, 0, [1, 2, 3, 4])
+    run = chunk_run(chain, 0, [1, 2, 3, 4])
 
     def kind(call) -> str:
         with pytest.raises(kvasir.KvasirError) as caught:
@@ -275,17 +296,17 @@ def test_mistakes_are_typed_and_copy_nothing(server):
         assert isinstance(caught.value.numbers, list)
         return caught.value.kind
 
-    assert kind(lambda: engine.client.store([item])) == "NoRegistration"
+    assert kind(lambda: engine.client.store(0, [run])) == "NoRegistration"
     assert kind(lambda: engine.client.negotiate(0, SPANS)) == "InvalidAlignment"
     assert kind(lambda: engine.client.negotiate(48, SPANS)) == "InvalidAlignment"
     engine.register()
     for bad in (-1, BLOCKS, 1 << 40):
         with pytest.raises(kvasir.KvasirError) as caught:
-            engine.client.store([item, chunk_item(chain, 0, [1, 2, 3, bad])])
+            engine.client.store(0, [run, chunk_run(chain, 0, [1, 2, 3, bad])])
         assert caught.value.kind == "BlockOutOfRange"
         assert caught.value.numbers == [1, bad, BLOCKS]
-    assert kind(lambda: engine.client.store([chunk_item(chain, 0, [1, 2])])) == "BlockCount"
-    assert kind(lambda: engine.client.load(1, 0, [(item[0], 3, CHUNK, [[1]])])) == "UnknownGroup"
+    assert kind(lambda: engine.client.store(0, [chunk_run(chain, 0, [1, 2])])) == "BlockCount"
+    assert kind(lambda: engine.client.load(1, 0, [(run[0], 3, CHUNK, [packed(1)])])) == "UnknownGroup"
     assert kind(lambda: engine.client.lookup_result(12345)) == "UnknownTicket"
     assert kind(lambda: engine.client.release([(engine_pin(engine) & (1 << 64) - 1) + 999 | 1 << 64])) == "UnknownPin"
     regions = [(ctypes.addressof(engine.memory[0]), 10)]
@@ -298,6 +319,11 @@ def test_mistakes_are_typed_and_copy_nothing(server):
         lambda: kvasir.Client(server.socket, "tool", "x", b"\0" * 16, deadline_s=-1.0),
         lambda: engine.client.register(DOMAIN, 0, 1, BLOCK, SPANS, [(0, "odd", 1, 0, 0, 1)], 1, 1),
         lambda: engine.client.lookup(b"\0" * 32, 1, chain, 2, [], 10, 0),
+        lambda: engine.client.store(0, [(b"", None, 0, CHUNK, [packed(1, 2, 3, 4)])]),
+        lambda: engine.client.store(0, [(b"short", None, 0, CHUNK, [packed(1, 2, 3, 4)])]),
+        lambda: engine.client.store(0, [(bytes(64), None, 0, CHUNK, [packed(1, 2, 3)])]),
+        lambda: engine.client.load(1, 0, [(bytes(64), 0, CHUNK, [packed(1, 2, 3)])]),
+        lambda: engine.client.load(1, 0, [(bytes(32), 0, CHUNK, [b"odd"])]),
     ):
         with pytest.raises(ValueError):
             wrong()
@@ -306,7 +332,7 @@ def test_mistakes_are_typed_and_copy_nothing(server):
 
 def engine_pin(engine: Engine) -> int:
     chain = prompt(engine.client.domain_seed, CHUNK + 1)
-    engine.client.store([chunk_item(chain, 0, [1, 2, 3, 4])])
+    engine.client.store(0, [chunk_run(chain, 0, [1, 2, 3, 4])])
     hit = engine.client.lookup(engine.client.domain_seed, 1, chain, 1, [], CHUNK, 0)
     assert hit.pin and hit.hit_tokens == CHUNK
     return hit.pin
@@ -317,12 +343,12 @@ def test_a_lost_server_is_a_miss_and_comes_back(server):
     seed = engine.register()
     engine.fill(1)
     chain = prompt(seed, CHUNK + 1)
-    assert engine.client.store([chunk_item(chain, 0, [1, 2, 3, 4])]) == ["published"]
+    assert engine.client.store(0, [chunk_run(chain, 0, [1, 2, 3, 4])]) == [["published"]]
     server.kill()
     hit = engine.client.lookup(seed, 1, chain, 1, [], CHUNK, 0)
-    assert hit.degraded and hit.hit_tokens == 0 and hit.pin == 0 and hit.loads == []
-    assert engine.client.store([chunk_item(chain, 0, [1, 2, 3, 4])]) == ["unavailable"]
-    assert engine.client.load(1, 0, [(chain.chunk_key(0), 0, CHUNK, [[5, 6, 7, 8]])]) == [False]
+    assert hit.degraded and hit.hit_tokens == 0 and hit.pin == 0 and hit.runs == []
+    assert engine.client.store(0, [chunk_run(chain, 0, [1, 2, 3, 4])]) == [["unavailable"]]
+    assert engine.client.load(1, 0, [(chain.chunk_key(0), 0, CHUNK, [packed(5, 6, 7, 8)])]) == [[False]]
     assert engine.client.present(0, [(chain.chunk_key(0), 0)]) == [False]
     assert engine.client.clear() is False
     engine.client.release([1])
@@ -333,9 +359,9 @@ def test_a_lost_server_is_a_miss_and_comes_back(server):
     assert not engine.client.healthy and engine.client.state_text.startswith("degraded")
     server.start()
     eventually("recovery", lambda: engine.client.healthy)
-    assert engine.client.store([chunk_item(chain, 0, [1, 2, 3, 4])]) == ["published"]
+    assert engine.client.store(0, [chunk_run(chain, 0, [1, 2, 3, 4])]) == [["published"]]
     assert engine.client.present(0, [(chain.chunk_key(0), 0), (bytes(32), 0)]) == [True, False]
-    assert engine.client.load(1, 0, [(chain.chunk_key(0), 0, CHUNK, [[5, 6, 7, 8]])]) == [True]
+    assert engine.client.load(1, 0, [(chain.chunk_key(0), 0, CHUNK, [packed(5, 6, 7, 8)])]) == [[True]]
     assert engine.block(5) == engine.block(1)
     stats = engine.client.stats()
     assert stats["reconnects"] == 1 and stats["lookup_misses_degraded"] == 1 and stats["dropped_stores"] == 1
@@ -373,7 +399,7 @@ def test_a_forked_child_does_not_hold_its_parents_place(server):
             engine.client.end_session(1)
             ok = not engine.client.healthy
             try:
-                engine.client.store([])
+                engine.client.store(0, [])
                 ok = False
             except kvasir.KvasirError as error:
                 ok = ok and error.kind == "Unavailable"

@@ -19,8 +19,8 @@ from kvasir.vllm.notes import Notes
 # Times that a lookup asks until the servers agree; then it is a miss.
 ROUNDS_MAX = 3
 
-# (key, object group, chunk, tokens), as in `Hit.loads`
-Objects = Sequence[tuple[bytes, int, int, int]]
+# (keys, object group, first chunk, tokens of each), as in `Hit.runs`
+Named = tuple[bytes, int, int, int]
 
 # Per server the pin that it gave; empty where nothing is pinned.
 Pins = tuple[int, ...]
@@ -36,7 +36,7 @@ class Miss:
 
     hit_tokens: int = 0
     pin: int = 0
-    loads: tuple[()] = ()
+    runs: tuple[()] = ()
     present_tokens: tuple[()] = ()
     degraded: bool = True
 
@@ -47,7 +47,7 @@ class FleetHit:
 
     hit_tokens: int
     pin: Pins
-    loads_by_server: tuple[Objects, ...]
+    runs_by_server: tuple[Sequence[Named], ...]
     """A single entry where all name the same objects."""
     present_tokens: list[int]
     """The least of any server."""
@@ -56,18 +56,18 @@ class FleetHit:
     degraded: bool = False
 
     @property
-    def loads(self) -> Objects:
+    def runs(self) -> Sequence[Named]:
         """What the first server names."""
-        return self.loads_by_server[0]
+        return self.runs_by_server[0]
 
 
 # What a lookup may come back with, from one server or several.
 Answer = Hit | FleetHit | Miss
 
 
-def loads_by_server(hit: Answer) -> Sequence[Objects]:
+def runs_by_server(hit: Answer) -> Sequence[Sequence[Named]]:
     """The objects that each server names; a single entry where all name the same, or where there is one server."""
-    return hit.loads_by_server if isinstance(hit, FleetHit) else (hit.loads,)
+    return hit.runs_by_server if isinstance(hit, FleetHit) else (hit.runs,)
 
 
 def reach(hit: Answer) -> int:
@@ -251,7 +251,7 @@ class Fleet:
         if not asked.pin or length <= asked.local or not agreed:
             self._drop(asked)
             return FleetHit(length if agreed else 0, (), ((),), present, furthest)
-        named = tuple(hit.loads for hit in hits)
+        named = tuple(hit.runs for hit in hits)
         pins = tuple(hit.pin for hit in hits)
         return FleetHit(
             length,

@@ -2,13 +2,66 @@
 
 from __future__ import annotations
 
+import array
 import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
 
-# (key, object group, tokens, block ids per KV cache group)
-LoadItem = tuple[bytes, int, int, list[list[int]]]
+KEY_BYTES = 32
 
-# (key, parent key, object group, tokens, block ids per KV cache group)
-StoreItem = tuple[bytes, bytes | None, int, int, list[list[int]]]
+
+class LoadRun(NamedTuple):
+    """Objects of one object group in consecutive chunks, to be loaded: the `LoadRun` of `_native.pyi`.
+
+    A plan names runs, since a long prompt has more chunks than a step has time to plan one by one.
+    """
+
+    keys: bytes
+    group: int
+    tokens: int
+    """Of each object."""
+    blocks: list[bytes]
+    """Per KV cache group the packed block ids of all objects, as many of each: null where nothing is written."""
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects these are."""
+        return len(self.keys) // KEY_BYTES
+
+    def blocks_of(self, objects: Iterable[int]) -> set[int]:
+        """Blocks that these of its objects fill."""
+        lists = [block_ids(packed) for packed in self.blocks]
+        each = [len(ids) // self.num_objects for ids in lists]
+        blocks = {block for at in objects for ids, n in zip(lists, each) for block in ids[n * at : n * (at + 1)]}
+        return blocks - {0}
+
+
+class StoreRun(NamedTuple):
+    """The same, to be stored: the `StoreRun` of `_native.pyi`."""
+
+    keys: bytes
+    parent: bytes | None
+    """Key of the chunk before the first."""
+    group: int
+    tokens: int
+    blocks: list[bytes]
+
+    def each_key(self) -> list[bytes]:
+        """The keys of its objects."""
+        return [self.keys[at : at + KEY_BYTES] for at in range(0, len(self.keys), KEY_BYTES)]
+
+    def part(self, first: int, end: int) -> StoreRun:
+        """The run of its objects from `first` up to `end`."""
+        keys = self.each_key()
+        each = [len(packed) // len(keys) for packed in self.blocks]
+        blocks = [packed[size * first : size * end] for packed, size in zip(self.blocks, each)]
+        parent = keys[first - 1] if first else self.parent
+        return self._replace(keys=b"".join(keys[first:end]), parent=parent, blocks=blocks)
+
+
+def block_ids(packed: bytes) -> array.array[int]:
+    """The ids that `pack_blocks` has packed."""
+    return array.array("q", packed)
 
 
 @dataclasses.dataclass
@@ -17,32 +70,38 @@ class Load:
 
     request_id: str
     session: int
-    items: list[LoadItem]
-    by_server: list[list[LoadItem]] = dataclasses.field(default_factory=list)
-    """Items per server, only where the servers do not all name the same objects."""
+    runs: list[LoadRun]
+    by_server: list[list[LoadRun]] = dataclasses.field(default_factory=list)
+    """Runs per server, only where the servers do not all name the same objects."""
     broken: bool = False
     """The promise behind this load can no longer be kept: report the failure, copy nothing."""
     withheld: bool = False
     """Broken because its request has ended, which is no failure to count."""
     blocks: list[int] = dataclasses.field(default_factory=list)
-    """All block ids that the engine believes will be filled; only kept where failures are reported by block."""
+    """Blocks that the engine believes will be filled; only where no run names them and failures are reported by block."""
 
-    def of(self, server: int) -> list[LoadItem]:
-        """The items for ranks of a server."""
-        return self.by_server[server] if self.by_server else self.items
+    def of(self, server: int) -> list[LoadRun]:
+        """The runs for ranks of a server."""
+        return self.by_server[server] if self.by_server else self.runs
 
 
 @dataclasses.dataclass
 class Stores:
     """Everything that one step stores, in an order in which parents precede their children."""
 
-    items: list[StoreItem] = dataclasses.field(default_factory=list)
+    runs: list[StoreRun] = dataclasses.field(default_factory=list)
     owners: list[str] = dataclasses.field(default_factory=list)
-    """Request id per item."""
+    """Request id per run."""
     supersedes: list[tuple[bytes, int]] = dataclasses.field(default_factory=list)
-    """Tails that these items make needless: (key, object group)."""
-    may_exist: list[tuple[bytes, int]] = dataclasses.field(default_factory=list)
-    """Of the items, those that the server may have already: (key, object group). Workers ask before they copy them."""
+    """Tails that these runs make needless: (key, object group)."""
+    may_exist: list[int] = dataclasses.field(default_factory=list)
+    """Places of the runs whose objects the server may have already. Workers ask before they copy them."""
+
+    def add(self, run: StoreRun, may_exist: bool = False) -> None:
+        """Adds a run, whose owner is added apart."""
+        if may_exist:
+            self.may_exist.append(len(self.runs))
+        self.runs.append(run)
 
 
 @dataclasses.dataclass

@@ -16,12 +16,13 @@ from typing import Any
 
 from kvasir import Client, domain_seed
 from kvasir.vllm import identity, loads
-from kvasir.vllm.fleet import Answer, Fleet, Pins, loads_by_server, reach
+from kvasir.vllm.fleet import Answer, Fleet, Pins, reach, runs_by_server
 from kvasir.vllm.geometry import Geometry, GeometryRefused
 from kvasir.vllm.lookups import Lookups
 from kvasir.vllm.meta import Load, RankReport, StepPlan, StepReport, Stores
 from kvasir.vllm.notes import Notes
 from kvasir.vllm.requests import Offer, RequestState
+from kvasir.vllm.runs import Table
 from kvasir.vllm.settings import Settings
 from kvasir.vllm.stores import StorePlanner, states_of_step
 
@@ -175,40 +176,46 @@ class SchedulerRole:
         self._offered.append(request.request_id)
         return total - local, self.loads_async
 
-    def allocated(self, request: Any, table: Sequence[Sequence[int]], external: int) -> None:
+    def allocated(self, request: Any, table: Table, external: int) -> None:
         """The engine has allocated blocks; with `external` tokens above 0 it counts on their being loaded."""
         if external <= 0:
             return
         state = self._state(request)
         offer, state.offer = state.offer, None
-        load = Load(request.request_id, state.session, [])
+        load = Load(request.request_id, state.session, [], broken=True)
         # In the plan whatever happens below: a load that nobody reports would leave its request waiting for ever.
         self._loads.append(load)
-        load.broken = True
         local = offer.local if offer else 0
         total = local + external
-        if not self.loads_async:
-            blocks = loads.blocks_to_fill(self._geometry, table, local, total)
-            load.blocks = sorted(set().union(*blocks.values()))
-        hit = self._hit_of(state, offer, total)
-        if hit is None:
-            return
+        try:
+            hit = self._hit_of(state, offer, total)
+            if hit is not None:
+                self._hold(state, hit)
+                self._fill(load, hit, table, local, total)
+                if not load.broken:
+                    state.loaded = (local, total)
+        finally:
+            if load.broken and not self.loads_async:
+                load.blocks = loads.blocks_to_fill(self._geometry, table, local, total)
+
+    def _hold(self, state: RequestState, hit: Answer) -> None:
+        """Keeps what is to be loaded until every rank has loaded it."""
         # A preempted request may be back before the step of its last load is over.
         self._release(state.held_pin)
         state.held_pin = hit.pin
         if not self.loads_async:
-            self._step_loads.append((request.request_id, hit.pin))
+            self._step_loads.append((state.request.request_id, hit.pin))
+
+    def _fill(self, load: Load, hit: Answer, table: Table, local: int, total: int) -> None:
         fills = [
-            loads.plan(self._geometry, self._chunk_size, objects, table, local, total)
-            for objects in loads_by_server(hit)
+            loads.plan(self._geometry, self._chunk_size, named, table, local, total) for named in runs_by_server(hit)
         ]
         if not all(fill.complete for fill in fills):
             self._notes.warn("incomplete", f"a hit of {total} tokens did not name every object that it needs")
             return
-        load.items, load.broken = fills[0].items, False
-        state.loaded = (local, total)
+        load.runs, load.broken = fills[0].runs, False
         if len(fills) > 1:
-            load.by_server = [fill.items for fill in fills]
+            load.by_server = [fill.runs for fill in fills]
 
     def _hit_of(self, state: RequestState, offer: Offer | None, total: int) -> Answer | None:
         """The hit to load `total` tokens from: the offer's, or that of a shorter prefix if the engine takes less."""
@@ -293,7 +300,7 @@ class SchedulerRole:
                 continue
             states = states_of_step(self._geometry, table, step.reached, offers, step.settled)
             planner.plan(state, self._seed, table, step.reached, states, out)
-        return out if out.items else None
+        return out if out.runs else None
 
     def _learn(self, state: RequestState) -> None:
         """Asks what the server has of this request, without pinning anything."""

@@ -7,12 +7,14 @@ Recurrent states exist only where a step ended, so they are stored in that very 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable
 
-from kvasir import KeyChain
+from kvasir import KeyChain, pack_blocks
 from kvasir.vllm.geometry import FULL, Geometry, ObjectGroup
-from kvasir.vllm.meta import Stores
+from kvasir.vllm.meta import StoreRun, Stores
 from kvasir.vllm.requests import RequestState
+from kvasir.vllm.runs import Lists, Table, cut
 
 # While tokens are generated the tail of the current chunk is stored at most this many times before the chunk is full,
 # each copy superseding the one before. That bounds the extra bytes to about four times the generated ones.
@@ -24,7 +26,7 @@ States = dict[int, dict[int, int]]
 
 def states_of_step(
     geometry: Geometry,
-    table: Sequence[Sequence[int]],
+    table: Table,
     reached: int,
     handed: Iterable[tuple[int, int, int]],
     settled: bool,
@@ -75,7 +77,7 @@ class StorePlanner:
         return state.prompt_tail_done or limit < state.request.num_prompt_tokens
 
     def plan(
-        self, state: RequestState, seed: bytes, table: Sequence[Sequence[int]], reached: int, states: States, out: Stores
+        self, state: RequestState, seed: bytes, table: Table, reached: int, states: States, out: Stores
     ) -> None:
         """Adds to `out` what this step completes."""
         if not states and self.is_up_to_date(state, reached):
@@ -84,9 +86,8 @@ class StorePlanner:
         unit = limit // self._geometry.alignment
         state.unit = unit
         chain = state.chain_to(unit * self._geometry.alignment, seed, self._chunk_size)
-        before = len(out.items)
-        if limit // self._chunk_size > state.next_chunk:
-            self._plan_chunks(state, chain, table, limit // self._chunk_size, out)
+        before = len(out.runs)
+        self._plan_chunks(state, chain, table, range(state.next_chunk, limit // self._chunk_size), out)
         if self._geometry.recurrent is not None:
             for boundary in sorted(states):
                 if boundary <= limit:
@@ -94,40 +95,42 @@ class StorePlanner:
             state.prompt_tail_done = limit >= state.request.num_prompt_tokens
         else:
             self._plan_tail(state, chain, table, limit, out)
-        out.owners += [state.request.request_id] * (len(out.items) - before)
+        out.owners += [state.request.request_id] * (len(out.runs) - before)
 
     def _plan_chunks(
-        self, state: RequestState, chain: KeyChain, table: Sequence[Sequence[int]], end: int, out: Stores
+        self, state: RequestState, chain: KeyChain, table: Table, chunks: range, out: Stores
     ) -> None:
-        """The full chunks before chunk `end` that were not planned before."""
+        """Full chunks, none of which was planned before."""
+        if not chunks:
+            return
         size = self._chunk_size
-        firsts = [(group, self._first_to_store(state, group, table, end)) for group in self._attention]
-        for chunk in range(min((first for _, first in firsts), default=end), end):
-            for group, first in firsts:
-                if chunk >= first and not _was_loaded(state, (chunk + 1) * size):
-                    self._add(state, out, chain.chunk_key(chunk), chain, group, table, chunk, size)
-        if state.grown is not None and state.grown[0] < end:
+        loaded = range(state.loaded[0] // size, state.loaded[1] // size)
+        for group in self._attention:
+            first = self._first_to_store(state, group, table, chunks)
+            for part in _split(range(first, chunks.stop), loaded.start, loaded.stop, state.reach // size):
+                # What was loaded came from the server's objects.
+                if part.start not in loaded:
+                    self._add(state, out, chain, group, table, part, size)
+        if state.grown is not None and state.grown[0] < chunks.stop:
             self._supersede(chain.tail_key(*state.grown), out)
             state.grown = None
-        state.next_chunk = end
+        state.next_chunk = chunks.stop
 
-    def _first_to_store(
-        self, state: RequestState, group: ObjectGroup, table: Sequence[Sequence[int]], end: int
-    ) -> int:
-        """The first chunk not planned before that the server lacks and whose last block the engine still holds."""
-        first = max(state.next_chunk, state.covered[group.index] // self._chunk_size)
+    def _first_to_store(self, state: RequestState, group: ObjectGroup, table: Table, chunks: range) -> int:
+        """The first of these chunks that the server lacks and whose last block the engine still holds."""
+        first = max(chunks.start, state.covered[group.index] // self._chunk_size)
         if group.kind == FULL:
             return first
         # The engine lets go of a window's blocks from the front: thousands of chunks may be gone, and one look each is
         # too much for a step.
         ids, per_chunk = table[group.kv_groups[0]], self._chunk_size // group.spans[0]
-        end = min(end, len(ids) // per_chunk)
+        end = min(chunks.stop, len(ids) // per_chunk)
         return bisect.bisect_left(
             range(end), True, min(first, end), end, key=lambda chunk: ids[(chunk + 1) * per_chunk - 1] != 0
         )
 
     def _plan_tail(
-        self, state: RequestState, chain: KeyChain, table: Sequence[Sequence[int]], limit: int, out: Stores
+        self, state: RequestState, chain: KeyChain, table: Table, limit: int, out: Stores
     ) -> None:
         """The partial last chunk: once where the prompt ends, then as generated tokens fill it up.
 
@@ -143,11 +146,10 @@ class StorePlanner:
         if not tokens or state.tail_end >= chunk * self._chunk_size + tokens:
             return
         state.tail_end = chunk * self._chunk_size + tokens
-        key = chain.tail_key(chunk, tokens)
         stored = False
         for group in self._attention:
             if state.tail_end > max(state.covered[group.index], state.served):
-                stored |= self._add(state, out, key, chain, group, table, chunk, tokens)
+                stored |= self._add(state, out, chain, group, table, range(chunk, chunk + 1), tokens)
         if growing and stored:
             if state.grown is not None and state.grown[0] == chunk:
                 self._supersede(chain.tail_key(*state.grown), out)
@@ -160,7 +162,7 @@ class StorePlanner:
         self,
         state: RequestState,
         chain: KeyChain,
-        table: Sequence[Sequence[int]],
+        table: Table,
         boundary: int,
         blocks: dict[int, int],
         out: Stores,
@@ -175,33 +177,39 @@ class StorePlanner:
         if tokens:
             key = chain.tail_key(chunk, tokens)
             for attention in self._attention:
-                self._add(state, out, key, chain, attention, table, chunk, tokens)
+                self._add(state, out, chain, attention, table, range(chunk, chunk + 1), tokens)
         else:
             chunk, tokens = chunk - 1, self._chunk_size
             key = chain.chunk_key(chunk)
-        ids = [[blocks[kv_group]] for kv_group in group.kv_groups]
-        out.items.append((key, chain.parent_key(chunk), group.index, tokens, ids))
-        if boundary <= state.reach:
-            out.may_exist.append((key, group.index))
+        ids = [pack_blocks([blocks[kv_group]], 0, 1)[0] for kv_group in group.kv_groups]
+        out.add(StoreRun(key, chain.parent_key(chunk), group.index, tokens, ids), boundary <= state.reach)
 
     def _add(
-        self, state: RequestState, out: Stores, key: bytes, chain: KeyChain, group: ObjectGroup,
-        table: Sequence[Sequence[int]], chunk: int, tokens: int,
+        self, state: RequestState, out: Stores, chain: KeyChain, group: ObjectGroup, table: Table, chunks: range,
+        tokens: int,
     ) -> bool:  # fmt: skip
-        """Adds one attention object; nothing if the engine no longer holds what it needs."""
-        start = chunk * self._chunk_size
-        ids = []
-        for kv_group, span in zip(group.kv_groups, group.spans):
-            part = list(table[kv_group][start // span : (start + tokens) // span])
-            if len(part) != tokens // span:
-                return False
-            ids.append(part)
-        if _holds_what_is_needed(group, ids, start, start + tokens):
-            out.items.append((key, chain.parent_key(chunk), group.index, tokens, ids))
-            if start + tokens <= state.reach:
-                out.may_exist.append((key, group.index))
-            return True
-        return False
+        """Adds attention objects of `tokens` tokens, but for those of which the engine no longer holds what they need.
+
+        More than one only of whole chunks, and only all on one side of what the server had. Whether it added any.
+        """
+        size = self._chunk_size
+
+        def held(chunk: int, ids: Lists) -> bool:
+            return _holds_what_is_needed(group, ids, chunk * size, chunk * size + tokens)
+
+        runs = cut(group, table, size, chunks, tokens, held)
+        for run in runs:
+            first, end = run.chunks.start, run.chunks.stop
+            keys = chain.keys(first, end) if tokens == size else chain.tail_key(first, tokens)
+            one = StoreRun(keys, chain.parent_key(first), group.index, tokens, run.blocks)
+            out.add(one, first * size + tokens <= state.reach)
+        return bool(runs)
+
+
+def _split(chunks: range, *edges: int) -> Iterable[range]:
+    """These chunks, taken apart where another part begins."""
+    inside = sorted([edge for edge in edges if chunks.start < edge < chunks.stop])
+    return itertools.starmap(range, itertools.pairwise([chunks.start, *inside, chunks.stop]))
 
 
 def _was_loaded(state: RequestState, end: int) -> bool:
@@ -209,7 +217,7 @@ def _was_loaded(state: RequestState, end: int) -> bool:
     return state.loaded[0] < end <= state.loaded[1]
 
 
-def _holds_what_is_needed(group: ObjectGroup, ids: Sequence[Sequence[int]], start: int, end: int) -> bool:
+def _holds_what_is_needed(group: ObjectGroup, ids: Lists, start: int, end: int) -> bool:
     """Whether a request that resumes at `end` finds here every block that it can still see.
 
     Full attention sees all; a window its trailing tokens, so the engine may have let go of earlier blocks. The last

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from kvasir import Client, KvasirError, copy_path
 from kvasir.vllm import identity
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.layout import Layout
-from kvasir.vllm.meta import Load, StepPlan, StepReport, Stores
+from kvasir.vllm.meta import Load, LoadRun, StepPlan, StepReport, Stores
 from kvasir.vllm.notes import Notes
 
 LOAD_THREADS = 2
@@ -152,20 +153,21 @@ class WorkerRole:
 
     def _run(self, load: Load) -> set[int]:
         """Copies; the blocks that hold nothing usable afterwards, which is none if all went well."""
-        items = load.of(self._rank.server)
-        everything = set(load.blocks) or {block for item in items for part in item[3] for block in part}
-        everything.discard(0)
+        runs = load.of(self._rank.server)
         if load.broken or self._layout is None:
             if not load.withheld:
-                self._client.count_failed_loads(max(len(items), 1))
-            return everything or {-1}
+                self._client.count_failed_loads(max(sum(run.num_objects for run in runs), 1))
+            return _all_blocks(load, runs)
         try:
-            good = self._client.load(load.session, self._rank.part, items)
+            good = self._client.load(load.session, self._rank.part, runs)
         except Exception as error:  # never into the engine: what was not loaded is computed
             self._notes.failure("load", "loading", error)
-            return everything or {-1}
-        bad = (item for item, fine in zip(items, good) if not fine)
-        return {block for item in bad for part in item[3] for block in part if block}
+            return _all_blocks(load, runs)
+        bad: set[int] = set()
+        for run, fine in zip(runs, good):
+            if not all(fine):
+                bad |= run.blocks_of(at for at, was_fine in enumerate(fine) if not was_fine)
+        return bad
 
     def take_results(self) -> Results:
         """Asynchronous loads that have ended; each request once."""
@@ -192,36 +194,38 @@ class WorkerRole:
             self._orphaned.update(stores.owners)
             self._skip(stores)
             return
-        part = self._rank.part
         try:
-            known = self._known(stores)
             # What is there is not copied; saying so ends what another rank began because it was asked a moment earlier.
-            items = [
-                (key, parent, group, part, tokens, [] if (key, group) in known else ids)
-                for key, parent, group, tokens, ids in stores.items
-            ]
-            outcomes = self._client.store(items, stores.supersedes)
+            stores = self._without_known(stores)
+            outcomes = self._client.store(self._rank.part, stores.runs, stores.supersedes)
         except Exception as error:  # never into the engine: what was not stored is a later miss
             self._notes.failure("store", "storing", error)
             self._skip(stores)
             return
-        self._orphaned.update(owner for owner, outcome in zip(stores.owners, outcomes) if outcome == "no_parent")
+        self._orphaned.update(owner for owner, names in zip(stores.owners, outcomes) if "no_parent" in names)
 
-    def _known(self, stores: Stores) -> set[tuple[bytes, int]]:
-        """Those objects of the step that the server has already."""
-        asked = stores.may_exist
-        if not asked:
-            return set()
-        return {one for one, there in zip(asked, self._client.present(self._rank.part, asked)) if there}
+    def _without_known(self, stores: Stores) -> Stores:
+        """The same, but without blocks for objects that the server has already."""
+        if not stores.may_exist:
+            return stores
+        asked = [(key, stores.runs[at].group) for at in stores.may_exist for key in stores.runs[at].each_key()]
+        known = {one for one, there in zip(asked, self._client.present(self._rank.part, asked)) if there}
+        found = Stores(supersedes=stores.supersedes)
+        for owner, run in zip(stores.owners, stores.runs):
+            flags = [(key, run.group) in known for key in run.each_key()]
+            for is_known, objects in itertools.groupby(range(len(flags)), flags.__getitem__):
+                own = list(objects)
+                part = run.part(own[0], own[-1] + 1)
+                found.add(part._replace(blocks=[]) if is_known else part)
+                found.owners.append(owner)
+        return found
 
     def _skip(self, stores: Stores) -> None:
         """Says that this rank's parts will not come, so that no object is made of parts of two computations."""
         if self._rank.parts == 1:
             return
-        part = self._rank.part
-        items = [(key, parent, group, part, tokens, []) for key, parent, group, tokens, _ in stores.items]
         try:
-            self._client.store(items, [])
+            self._client.store(self._rank.part, [run._replace(blocks=[]) for run in stores.runs], [])
         except Exception as error:  # the other ranks' parts go when space is needed
             self._notes.failure("skip", "giving up a store", error)
 
@@ -237,6 +241,11 @@ class WorkerRole:
         if self._threads is not None:
             self._threads.shutdown(wait=True)
         self._client.close()
+
+
+def _all_blocks(load: Load, runs: Sequence[LoadRun]) -> set[int]:
+    """What a load without a result leaves behind: every block, or -1 where none is known."""
+    return set(load.blocks).union(*(run.blocks_of(range(run.num_objects)) for run in runs)) or {-1}
 
 
 def server_of(rank: int, world_size: int, servers: int) -> int:
