@@ -7,7 +7,7 @@
 
 use std::hint::black_box;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
@@ -16,7 +16,7 @@ use kvasir::cache::index::{IndexLayout, IndexReader};
 use kvasir::cache::pin_words::PinWords;
 use kvasir::cache::{
     ClientId, ClientInfo, ClientRegions, CommitRequest, Core, CoreConfig, DomainShape, Extent,
-    GroupRegistration, LookupRequest, ObjectId, PayloadPath, Registration, StoreItem,
+    GroupRegistration, LookupRequest, ObjectId, PayloadPath, Registration, StoreItem, TailList,
 };
 use kvasir::geometry::ObjectKind;
 use kvasir::keys::ChunkKey;
@@ -192,12 +192,14 @@ impl Cache {
     }
 }
 
+static NONE: LazyLock<TailList> = LazyLock::new(TailList::default);
+
 fn request(domain_seed: ChunkKey, keys: &[ChunkKey]) -> LookupRequest<'_> {
     LookupRequest {
         domain_seed,
         session: 1,
         keys,
-        tails: &[],
+        tails: &*NONE,
         max_tokens: u64::MAX,
         local_tokens: 0,
         pin: true,

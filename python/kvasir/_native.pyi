@@ -212,14 +212,14 @@ class Client:
         seed: bytes,
         session: int,
         chain: KeyChain,
-        num_keys: int,
-        tails: Sequence[tuple[int, int]],
+        tail_step: int,
         max_tokens: int,
         local_tokens: int,
         pin: bool = True,
     ) -> int:
-        """Starts a lookup over the first `num_keys` chunk keys and the given (chunk, tokens) tails of `chain`, and
-        returns its ticket at once. Never raises because of the server."""
+        """Starts a lookup over the full chunks of `chain` and its tails at every multiple of `tail_step` tokens of a chunk,
+        and returns its ticket. Never waits for the server, nor raises because of it; once the client knows the domain the
+        answer is there when this returns."""
 
     def lookup_result(self, ticket: int, wait_s: float = 0.0) -> Hit | None:
         """None while pending. A Hit ends the ticket; an unknown or ended ticket is KvasirError "UnknownTicket"."""
@@ -232,8 +232,7 @@ class Client:
         seed: bytes,
         session: int,
         chain: KeyChain,
-        num_keys: int,
-        tails: Sequence[tuple[int, int]],
+        tail_step: int,
         max_tokens: int,
         local_tokens: int,
         pin: bool = True,

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
+use kvasir::cache::LookupRequest;
 use kvasir::client::{self as native, ClientConfig, LookupAnswer, Pin, Ticket};
-use kvasir::wire::{Lookup, Negotiate, PayloadPath, PeerKind, RegisterKvCache};
+use kvasir::wire::{Negotiate, PayloadPath, PeerKind, RegisterKvCache};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::args::{DomainArg, GroupArg, Key, object_group, object_id, peer_kind, spans};
 use crate::errors::detached;
-use crate::keys::{KeyChain, bytes};
+use crate::keys::{ChainTails, KeyChain, bytes};
 use crate::memory::{LayoutArg, RegionArg, kv_memory};
 use crate::runs::{LoadArg, NamedRun, StoreArg, load_requests, named_runs, per_run, store_requests};
 
@@ -157,7 +158,7 @@ impl Client {
         })
     }
 
-    #[pyo3(signature = (seed, session, chain, num_keys, tails, max_tokens, local_tokens, pin = true))]
+    #[pyo3(signature = (seed, session, chain, tail_step, max_tokens, local_tokens, pin = true))]
     #[allow(clippy::too_many_arguments)] // keyword arguments of the Python signature
     fn lookup_start(
         &self,
@@ -165,23 +166,14 @@ impl Client {
         seed: Key,
         session: u64,
         chain: &KeyChain,
-        num_keys: usize,
-        tails: Vec<(u32, u32)>,
+        tail_step: u32,
         max_tokens: u64,
         local_tokens: u64,
         pin: bool,
     ) -> PyResult<u64> {
-        let request = lookup_request(
-            seed,
-            session,
-            chain,
-            num_keys,
-            &tails,
-            max_tokens,
-            local_tokens,
-            pin,
-        )?;
-        let ticket = detached(py, || self.client.lookup_start(request))?;
+        let tails = chain.tails(tail_step)?;
+        let question = question(seed, session, chain, &tails, (max_tokens, local_tokens), pin);
+        let ticket = detached(py, || self.client.look_up_start(&question))?;
         Ok(ticket.0)
     }
 
@@ -199,7 +191,7 @@ impl Client {
         })
     }
 
-    #[pyo3(signature = (seed, session, chain, num_keys, tails, max_tokens, local_tokens, pin = true))]
+    #[pyo3(signature = (seed, session, chain, tail_step, max_tokens, local_tokens, pin = true))]
     #[allow(clippy::too_many_arguments)] // keyword arguments of the Python signature
     fn lookup(
         &self,
@@ -207,23 +199,14 @@ impl Client {
         seed: Key,
         session: u64,
         chain: &KeyChain,
-        num_keys: usize,
-        tails: Vec<(u32, u32)>,
+        tail_step: u32,
         max_tokens: u64,
         local_tokens: u64,
         pin: bool,
     ) -> PyResult<Hit> {
-        let request = lookup_request(
-            seed,
-            session,
-            chain,
-            num_keys,
-            &tails,
-            max_tokens,
-            local_tokens,
-            pin,
-        )?;
-        detached(py, || self.client.lookup(request)).map(Hit)
+        let tails = chain.tails(tail_step)?;
+        let question = question(seed, session, chain, &tails, (max_tokens, local_tokens), pin);
+        detached(py, || self.client.look_up(&question)).map(Hit)
     }
 
     #[pyo3(signature = (part, runs, supersedes = Vec::new()))]
@@ -372,25 +355,23 @@ fn seconds(what: &str, value: f64) -> PyResult<Duration> {
         .map_err(|error| PyValueError::new_err(format!("{what} is {value}: {error}")))
 }
 
-#[allow(clippy::too_many_arguments)] // the arguments of two methods
-fn lookup_request(
+/// What a lookup asks about a prompt. `limits`: the hit is at most that long, and that much need not be loaded.
+fn question<'a>(
     seed: Key,
     session: u64,
-    chain: &KeyChain,
-    num_keys: usize,
-    tails: &[(u32, u32)],
-    max_tokens: u64,
-    local_tokens: u64,
+    chain: &'a KeyChain,
+    tails: &'a ChainTails<'a>,
+    limits: (u64, u64),
     pin: bool,
-) -> PyResult<Lookup> {
-    Ok(Lookup {
+) -> LookupRequest<'a> {
+    LookupRequest {
         domain_seed: seed.0,
         session,
-        keys: chain.front(num_keys)?,
-        tails: chain.tails(tails)?,
-        max_tokens,
-        local_tokens,
+        keys: chain.full(),
+        tails,
+        max_tokens: limits.0,
+        local_tokens: limits.1,
         pin,
         describe: false,
-    })
+    }
 }

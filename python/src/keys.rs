@@ -1,7 +1,13 @@
 //! `KeyChain`, and tokens in all the forms in which engines hold them.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use kvasir::cache::{Tail, Tails};
 use kvasir::keys::{ChunkKey, Extras, KeyChain as Chain, MmItem};
-use kvasir::wire::TailKey;
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -15,6 +21,8 @@ use crate::tokens;
 #[pyclass(module = "kvasir._native")]
 pub(crate) struct KeyChain {
     chain: Chain,
+    /// Tails that a lookup has asked for, by chunk and step.
+    tails: Mutex<HashMap<(u32, u32), Vec<Tail>>>,
 }
 
 #[pymethods]
@@ -40,7 +48,10 @@ impl KeyChain {
             salt,
         };
         let chain = Chain::new(seed.0, chunk_size, extras).map_err(|error| key_error(py, error))?;
-        Ok(Self { chain })
+        Ok(Self {
+            chain,
+            tails: Mutex::default(),
+        })
     }
 
     fn extend(&mut self, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -91,33 +102,17 @@ impl KeyChain {
 }
 
 impl KeyChain {
-    /// The first `count` chunk keys.
-    pub(crate) fn front(&self, count: usize) -> PyResult<Vec<ChunkKey>> {
-        let keys = self.chain.keys().get(..count);
-        keys.map(<[_]>::to_vec).ok_or_else(|| {
-            let full = self.chain.keys().len();
-            PyValueError::new_err(format!("{count} keys of a chain with {full} full chunks"))
-        })
+    /// The keys of the full chunks.
+    pub(crate) fn full(&self) -> &[ChunkKey] {
+        self.chain.keys()
     }
 
-    /// The keys of tails, hashing each chunk only once.
-    pub(crate) fn tails(&self, tails: &[(u32, u32)]) -> PyResult<Vec<TailKey>> {
-        let mut found: Vec<TailKey> = Vec::with_capacity(tails.len());
-        let mut rest = tails;
-        while let Some(&(chunk, _)) = rest.first() {
-            let same = rest.iter().take_while(|tail| tail.0 == chunk).count();
-            let step = rest[..same].iter().fold(0, |step, tail| gcd(step, tail.1));
-            let keys = self.chain.tail_keys_at(chunk as usize, step);
-            for &(_, tokens) in &rest[..same] {
-                let key = keys.iter().find(|(length, _)| *length == tokens);
-                let key = key
-                    .map(|(_, key)| *key)
-                    .ok_or_else(|| self.no_tail(chunk as usize, tokens))?;
-                found.push(TailKey { key, chunk, tokens });
-            }
-            rest = &rest[same..];
+    /// The fronts of all chunks at every multiple of `step` tokens, hashed when a lookup gets to them, and once.
+    pub(crate) fn tails(&self, step: u32) -> PyResult<ChainTails<'_>> {
+        if step == 0 {
+            return Err(PyValueError::new_err("tails in steps of 0 tokens"));
         }
-        Ok(found)
+        Ok(ChainTails { chain: self, step })
     }
 
     fn tail(&self, chunk: usize, tokens: u32) -> PyResult<ChunkKey> {
@@ -133,8 +128,59 @@ impl KeyChain {
     }
 }
 
-fn gcd(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { gcd(b, a % b) }
+/// The tails of a chain in steps of some tokens.
+#[derive(Clone, Copy)]
+pub(crate) struct ChainTails<'a> {
+    chain: &'a KeyChain,
+    step: u32,
+}
+
+impl ChainTails<'_> {
+    /// How many a chunk has.
+    fn count(&self, chunk: u32) -> usize {
+        let (chain, size) = (&self.chain.chain, self.chain.chain.chunk_size());
+        let tokens = chain.len_tokens().saturating_sub(chunk as usize * size as usize);
+        tokens.min(size as usize - 1) / self.step as usize
+    }
+}
+
+impl fmt::Debug for ChainTails<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tails of {:?} in steps of {}", self.chain.chain, self.step)
+    }
+}
+
+impl Tails for ChainTails<'_> {
+    fn chunks(&self) -> Range<u32> {
+        let chunks = self.chain.chain.keys().len() as u32;
+        // The one that is not full comes last.
+        0..if self.count(chunks) > 0 {
+            chunks + 1
+        } else {
+            chunks
+        }
+    }
+
+    fn of(&self, chunk: u32) -> Cow<'_, [Tail]> {
+        let count = self.count(chunk);
+        let mut known = self.chain.tails.lock().unwrap_or_else(PoisonError::into_inner);
+        let tails = known.entry((chunk, self.step)).or_default();
+        if tails.len() != count {
+            let keys = self.chain.chain.tail_keys_at(chunk as usize, self.step);
+            let tail = |(tokens, key)| Tail { key, chunk, tokens };
+            // The longest come first, and the whole chunk is no tail.
+            *tails = keys.into_iter().rev().take(count).map(tail).collect();
+        }
+        Cow::Owned(tails.clone())
+    }
+
+    fn end(&self, chunk_size: u32) -> u64 {
+        let chunks = self.chunks();
+        let last = chunks.rev().find(|chunk| self.count(*chunk) > 0);
+        last.map_or(0, |chunk| {
+            u64::from(chunk) * u64::from(chunk_size) + self.count(chunk) as u64 * u64::from(self.step)
+        })
+    }
 }
 
 /// A key as Python bytes.

@@ -228,9 +228,9 @@ class Client:
         self._tickets = 0
 
     def lookup_start(
-        self, seed: bytes, session: int, chain: Any, keys: int, tails: Any, cap: int, local: int, pin: bool
+        self, seed: bytes, session: int, chain: Any, step: int, cap: int, local: int, pin: bool
     ) -> int:
-        self.asked.append({"keys": keys, "tails": list(tails), "cap": cap, "local": local, "pin": pin})
+        self.asked.append({"tokens": len(chain), "step": step, "cap": cap, "local": local, "pin": pin})
         self._tickets += 1
         return self._tickets
 

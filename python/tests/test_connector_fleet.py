@@ -88,7 +88,7 @@ def fleet(*ends: Sequence[int]) -> tuple[Fleet, list[Server]]:
 
 
 def ask(asked: Fleet, cap: int = 192, local: int = 0, pin: bool = True) -> FleetHit | Miss | None:
-    return asked.lookup_result(asked.lookup_start(bytes(32), 1, CHAIN, 3, [(1, 32)], cap, local, pin))
+    return asked.lookup_result(asked.lookup_start(bytes(32), 1, CHAIN, 32, cap, local, pin))
 
 
 def test_the_shortest_hit_counts_and_longer_ones_are_looked_up_again_for_it() -> None:
@@ -96,7 +96,7 @@ def test_the_shortest_hit_counts_and_longer_ones_are_looked_up_again_for_it() ->
     hit = ask(one)
     assert isinstance(hit, FleetHit) and hit.hit_tokens == 128
     assert [question["cap"] for question in a.asked] == [192, 128] and len(b.asked) == 1
-    assert a.asked[1]["tails"] == [(1, 32)]
+    assert a.asked[1]["step"] == 32
     assert hit.runs == named(*a.objects(128)) and len(hit.runs_by_server) == 1
     assert (len(a.pinned), len(b.pinned)) == (1, 1), "what the longer hit had pinned is released"
     one.release([hit.pin])
@@ -178,7 +178,7 @@ def test_a_server_that_cannot_be_asked_makes_it_a_miss_and_leaves_no_pin(how: st
 def test_an_answer_is_awaited_from_every_server_also_in_later_rounds() -> None:
     one, (a, b) = fleet([64, 128], [64])
     b.slow = 1
-    ticket = one.lookup_start(bytes(32), 1, CHAIN, 3, [], 192, 0, True)
+    ticket = one.lookup_start(bytes(32), 1, CHAIN, 32, 192, 0, True)
     assert one.lookup_result(ticket) is None and len(a.pinned) == 1
     a.slow = 1
     assert one.lookup_result(ticket) is None, "the first server is asked again"
@@ -189,7 +189,7 @@ def test_an_answer_is_awaited_from_every_server_also_in_later_rounds() -> None:
 def test_a_lookup_given_up_leaves_no_pin_and_no_ticket() -> None:
     one, (a, b) = fleet([64, 128], [64])
     b.slow = 9
-    ticket = one.lookup_start(bytes(32), 1, CHAIN, 3, [], 192, 0, True)
+    ticket = one.lookup_start(bytes(32), 1, CHAIN, 32, 192, 0, True)
     assert one.lookup_result(ticket) is None and a.pinned
     one.lookup_cancel(ticket)
     one.lookup_cancel(ticket)
@@ -198,9 +198,9 @@ def test_a_lookup_given_up_leaves_no_pin_and_no_ticket() -> None:
 
 def test_a_blocking_lookup_ends_with_the_deadline() -> None:
     one, (a, b) = fleet([64], [64])
-    assert one.lookup(bytes(32), 1, CHAIN, 3, [], 192, 0, True).hit_tokens == 64
+    assert one.lookup(bytes(32), 1, CHAIN, 32, 192, 0, True).hit_tokens == 64
     b.slow = 1
-    assert one.lookup(bytes(32), 1, CHAIN, 3, [], 192, 0, True).degraded
+    assert one.lookup(bytes(32), 1, CHAIN, 32, 192, 0, True).degraded
     assert (len(a.pinned), len(b.pinned)) == (1, 1), "those of the first lookup"
 
 

@@ -151,20 +151,14 @@ def test_an_unanswered_lookup_defers_the_request_and_is_sent_once() -> None:
     assert len(engine.client.asked) == 1
 
 
-def test_the_tails_of_the_chunk_where_the_hit_ends_are_looked_at() -> None:
+def test_a_prompt_is_asked_about_whole_and_in_steps_of_the_alignment() -> None:
     engine, one = Engine(), request(170)
-    first, second = hit(64), hit(96)
-    engine.answer(first, second)
+    engine.answer(hit(96))
     assert engine.role.matched(one, 0) == (96, False)
-    first_chunk, second_chunk = ([(chunk, 16), (chunk, 32), (chunk, 48)] for chunk in (0, 1))
-    # Most prompts that do not hit to their end are new from the start.
-    assert engine.client.asked[0]["tails"] == [(2, 16), (2, 32), *first_chunk]
-    assert (engine.client.asked[1]["tails"], engine.client.asked[1]["keys"]) == (second_chunk, 1)
-    assert len(engine.client.pinned) == 1
+    assert engine.client.asked == [{"tokens": 170, "step": 16, "cap": 160, "local": 0, "pin": True}]
     engine.plan()
-    # Asked again, it is looked for where it was.
     assert engine.role.matched(one, 0) == (96, False)
-    assert engine.client.asked[2]["tails"] == [(2, 16), (2, 32), *second_chunk] and len(engine.client.asked) == 3
+    assert len(engine.client.asked) == 2
 
 
 def test_a_prompt_that_is_not_there_is_asked_about_once() -> None:
@@ -178,7 +172,7 @@ def test_a_prompt_of_whole_chunks_may_hit_inside_its_last_one() -> None:
     engine, one = Engine(), request(128)
     engine.answer(hit(112))
     assert engine.role.matched(one, 0) == (112, False)
-    assert engine.client.asked[0]["tails"][:3] == [(1, 16), (1, 32), (1, 48)]
+    assert (engine.client.asked[0]["tokens"], engine.client.asked[0]["cap"]) == (128, 112)
 
 
 def test_all_offers_of_a_pass_are_released_at_once() -> None:

@@ -250,7 +250,7 @@ engine = Engine(sys.argv[1], 2, checksums=sys.argv[2] == "True")
 seed = engine.register()
 engine.fill(99)
 chain = prompt(seed, 2 * CHUNK + 40)
-ticket = engine.client.lookup_start(seed, 7, chain, chain.num_chunks, [(2, 32), (2, 16)], len(chain) - 1, 0)
+ticket = engine.client.lookup_start(seed, 7, chain, BLOCK, len(chain) - 1, 0)
 hit = None
 while hit is None:
     hit = engine.client.lookup_result(ticket, 1.0)
@@ -318,7 +318,7 @@ def test_mistakes_are_typed_and_copy_nothing(server):
         lambda: kvasir.Client(server.socket, "king", "x", b"\0" * 16),
         lambda: kvasir.Client(server.socket, "tool", "x", b"\0" * 16, deadline_s=-1.0),
         lambda: engine.client.register(DOMAIN, 0, 1, BLOCK, SPANS, [(0, "odd", 1, 0, 0, 1)], 1, 1),
-        lambda: engine.client.lookup(b"\0" * 32, 1, chain, 2, [], 10, 0),
+        lambda: engine.client.lookup(b"\0" * 32, 1, chain, BLOCK, 10, 0),
         lambda: engine.client.store(0, [(b"", None, 0, CHUNK, [packed(1, 2, 3, 4)])]),
         lambda: engine.client.store(0, [(b"short", None, 0, CHUNK, [packed(1, 2, 3, 4)])]),
         lambda: engine.client.store(0, [(bytes(64), None, 0, CHUNK, [packed(1, 2, 3)])]),
@@ -333,7 +333,7 @@ def test_mistakes_are_typed_and_copy_nothing(server):
 def engine_pin(engine: Engine) -> int:
     chain = prompt(engine.client.domain_seed, CHUNK + 1)
     engine.client.store(0, [chunk_run(chain, 0, [1, 2, 3, 4])])
-    hit = engine.client.lookup(engine.client.domain_seed, 1, chain, 1, [], CHUNK, 0)
+    hit = engine.client.lookup(engine.client.domain_seed, 1, chain, BLOCK, CHUNK, 0)
     assert hit.pin and hit.hit_tokens == CHUNK
     return hit.pin
 
@@ -345,7 +345,7 @@ def test_a_lost_server_is_a_miss_and_comes_back(server):
     chain = prompt(seed, CHUNK + 1)
     assert engine.client.store(0, [chunk_run(chain, 0, [1, 2, 3, 4])]) == [["published"]]
     server.kill()
-    hit = engine.client.lookup(seed, 1, chain, 1, [], CHUNK, 0)
+    hit = engine.client.lookup(seed, 1, chain, BLOCK, CHUNK, 0)
     assert hit.degraded and hit.hit_tokens == 0 and hit.pin == 0 and hit.runs == []
     assert engine.client.store(0, [chunk_run(chain, 0, [1, 2, 3, 4])]) == [["unavailable"]]
     assert engine.client.load(1, 0, [(chain.chunk_key(0), 0, CHUNK, [packed(5, 6, 7, 8)])]) == [[False]]
@@ -392,7 +392,7 @@ def test_a_forked_child_does_not_hold_its_parents_place(server):
         read, write = os.pipe()
         # The second one is a word in this process's slab, which the child has not.
         pins = [engine_pin(engine), engine_pin(engine)]
-        assert engine.client.stats()["direct_lookups"] == 1
+        assert engine.client.stats()["direct_lookups"] == 2
         child = os.fork()
         if child == 0:
             engine.client.release(pins)

@@ -5,6 +5,7 @@
 use std::os::fd::OwnedFd;
 
 use super::shape::DomainShape;
+use super::tails::Tails;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::pool::Extent;
@@ -189,8 +190,8 @@ pub struct LookupRequest<'a> {
     pub session: u64,
     /// Keys of the full chunks, in order.
     pub keys: &'a [ChunkKey],
-    /// Tails, in any order.
-    pub tails: &'a [Tail],
+    /// Tails.
+    pub tails: &'a dyn Tails,
     /// The hit is at most this many tokens.
     pub max_tokens: u64,
     /// Tokens that the engine holds already.

@@ -7,12 +7,14 @@
 //! then stays: whoever evicts either sees the pin or had taken the record out before. Of a full-attention group only the
 //! deepest object is pinned, since what it hangs under goes after it.
 
+use std::collections::HashSet;
+
 use super::api::{LoadItem, LookupAnswer, LookupRequest, ObjectId, PartPlace, RetrieveAnswer};
 use super::error::CoreError;
 use super::index::IndexReader;
 use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
 use super::pin_words::{Kept, PinWords};
-use super::probe::{Found, Probed, id_of, probe};
+use super::probe::{Found, Probed, probe};
 use super::shape::DomainShape;
 use crate::geometry::ObjectKind;
 use crate::pool::body;
@@ -31,40 +33,49 @@ pub struct Direct {
     pub shortened: bool,
 }
 
+/// An object that a lookup names belongs to another domain than the shape says: the domain was given up meanwhile and has
+/// come back under another number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherDomain;
+
 /// The longest prefix that every object group can serve, as the server would answer it. `is_current` says whether the
 /// server that the index belongs to still runs the pool; it is asked after the pins are written.
 ///
 /// # Errors
-/// [`CoreError::InvalidKey`] for a tail that is none.
+/// [`OtherDomain`]: the shape has to be asked for again.
 pub fn look_up<A: Access>(
     reader: &IndexReader<'_, A>,
     shape: &DomainShape,
     request: &LookupRequest<'_>,
     pins: &mut PinWords,
     is_current: impl Fn() -> bool,
-) -> Result<Direct, CoreError> {
-    check_tails(request, shape)?;
+) -> Result<Direct, OtherDomain> {
     let limits = Limits::of(request, shape);
     let mut found = Direct {
         requested: requested_units(request, shape),
         ..Direct::default()
     };
     for _ in 0..MAX_ROUNDS {
-        let Probed {
-            mut presence,
-            anchors,
-        } = probe(reader, shape, request);
+        let probed = probe(reader, shape, request, &limits);
+        if probed.other_domain {
+            return Err(OtherDomain);
+        }
+        let (mut presence, anchors) = (probed.presence.clone(), &probed.anchors);
         found.answer.present_tokens = lookup::present_tokens(&shape.groups, &presence, &limits);
         let find = |load: &Load| match load.source {
             Source::Chunk(at) if is_anchor(load, shape) => anchors.get(at as usize).copied(),
             _ => {
-                let view = reader.lookup(&id_of(load, shape, request));
-                view.filter(|view| view.domain == shape.domain).map(Found::from)
+                let view = reader.lookup(&probed.id_of(load, shape, request))?;
+                // Stored anew meanwhile it may have other holes than those that were planned with.
+                let hole = (load.source, shape.groups[load.group].bit);
+                let held_from = probed.presence.holes.get(&hole).copied().unwrap_or(0);
+                let same = view.domain == shape.domain && view.held_from == held_from;
+                same.then(|| Found::from(view))
             }
         };
         let fits = |plan: &Plan, loads: &[Found]| {
             let kept = match request.pin {
-                true => kept_by(plan, loads, &anchors, shape),
+                true => kept_by(plan, loads, anchors, shape),
                 false => Kept::new(),
             };
             pins.fits(&kept, shape.kept_frames_max).then_some(kept)
@@ -80,7 +91,7 @@ pub fn look_up<A: Access>(
                 return Ok(found);
             };
             let still = |at: &usize| {
-                let view = reader.view(loads[*at].record, &id_of(&plan.loads[*at], shape, request));
+                let view = reader.view(loads[*at].record, &probed.id_of(&plan.loads[*at], shape, request));
                 view.is_some_and(|view| view.incarnation == loads[*at].incarnation)
             };
             if !(is_current() && held.iter().all(still)) {
@@ -88,10 +99,10 @@ pub fn look_up<A: Access>(
                 continue;
             }
             found.answer.pin = pin;
-            found.answer.loads = named(&plan, shape, request);
+            found.answer.loads = named(&plan, &probed, shape, request);
+        }
+        if request.pin {
             let records: Vec<u32> = loads.iter().map(|load| load.record).collect();
-            let touched = (plan.hit_tokens / u64::from(shape.chunk)) as usize;
-            let anchors = anchors.get(..touched).unwrap_or(&anchors);
             pins.touch(&touched_by(&plan, &records, anchors, shape));
         }
         found.answer.hit_tokens = plan.hit_tokens;
@@ -126,18 +137,28 @@ pub fn retrieve<A: Access>(
     pins: &mut PinWords,
     is_current: impl Fn() -> bool,
 ) -> Option<(RetrieveAnswer, bool)> {
-    let (mut kept, mut shortened) = (Kept::new(), false);
+    let (mut kept, mut seen, mut shortened) = (Kept::new(), HashSet::new(), false);
     let mut found: Vec<Option<Found>> = Vec::with_capacity(request.ids.len());
+    let mut room = request.kept_frames_max.saturating_sub(pins.kept_frames());
     for id in request.ids {
         let view = reader.lookup(id).filter(|view| view.domain == request.domain);
         found.push(view.map(Found::from).filter(|found| {
-            kept.push((found.record, found.frames));
-            let fits = pins.fits(&kept, request.kept_frames_max);
-            if !fits {
-                kept.pop();
-                shortened = true;
+            if !seen.insert(found.record) {
+                return true;
             }
-            fits
+            let more = if pins.is_kept(found.record) {
+                0
+            } else {
+                found.frames
+            };
+            if more > room {
+                seen.remove(&found.record);
+                shortened = true;
+                return false;
+            }
+            room -= more;
+            kept.push((found.record, found.frames));
+            true
         }));
     }
     let records: Vec<u32> = kept.iter().map(|(record, _)| *record).collect();
@@ -203,17 +224,22 @@ fn kept_by(plan: &Plan, loads: &[Found], anchors: &[Found], shape: &DomainShape)
 }
 
 /// The objects of a plan, as an answer names them.
-pub(super) fn named(plan: &Plan, shape: &DomainShape, request: &LookupRequest<'_>) -> Vec<LoadItem> {
+pub(super) fn named(
+    plan: &Plan,
+    probed: &Probed,
+    shape: &DomainShape,
+    request: &LookupRequest<'_>,
+) -> Vec<LoadItem> {
     let item = |load: &Load| {
         let (chunk, tokens) = match load.source {
             Source::Chunk(at) => (at, shape.chunk),
             Source::Tail(at) => {
-                let tail = &request.tails[at as usize];
+                let tail = &probed.tails[at as usize];
                 (tail.chunk, tail.tokens)
             }
         };
         LoadItem {
-            id: id_of(load, shape, request),
+            id: probed.id_of(load, shape, request),
             chunk,
             tokens,
         }
@@ -222,9 +248,15 @@ pub(super) fn named(plan: &Plan, shape: &DomainShape, request: &LookupRequest<'_
 }
 
 /// The records that a hit uses, the least recent first: states and windows, then full attention from the end, so that
-/// what hangs under something is never the more recent.
+/// what hangs under something is never the more recent. The anchor's chunks too that need not be loaded.
 pub(super) fn touched_by(plan: &Plan, records: &[u32], anchors: &[Found], shape: &DomainShape) -> Vec<u32> {
+    let chunks = (plan.hit_tokens / u64::from(shape.chunk)) as usize;
+    let anchors = anchors.get(..chunks).unwrap_or(anchors);
+    let among_anchors = |load: &Load| {
+        is_anchor(load, shape) && matches!(load.source, Source::Chunk(at) if (at as usize) < anchors.len())
+    };
     let loads = plan.loads.iter().zip(records);
+    let loads = loads.filter(|(load, _)| !among_anchors(load));
     let (upper, lower): (Vec<_>, Vec<_>) = loads.partition(|(load, _)| is_full(load, shape));
     let loads = lower.into_iter().chain(upper.into_iter().rev());
     let anchors = anchors.iter().rev().map(|found| found.record);
@@ -233,17 +265,18 @@ pub(super) fn touched_by(plan: &Plan, records: &[u32], anchors: &[Found], shape:
 
 /// Alignment units that a request asks about.
 pub(super) fn requested_units(request: &LookupRequest<'_>, shape: &DomainShape) -> u64 {
-    let chunk = u64::from(shape.chunk);
-    let tails = request.tails.iter();
-    let named = tails
-        .map(|t| u64::from(t.chunk) * chunk + u64::from(t.tokens))
-        .fold(request.keys.len() as u64 * chunk, u64::max);
+    let chunks = request.keys.len() as u64 * u64::from(shape.chunk);
+    let named = chunks.max(request.tails.end(shape.chunk));
     named.min(request.max_tokens) / shape.alignment
 }
 
 /// A tail is a proper part of a chunk whose chunks before it are named, in whole alignments.
 pub(super) fn check_tails(request: &LookupRequest<'_>, shape: &DomainShape) -> Result<(), CoreError> {
-    for tail in request.tails {
+    let tails = request
+        .tails
+        .chunks()
+        .flat_map(|chunk| request.tails.of(chunk).into_owned());
+    for tail in tails {
         let aligned = u64::from(tail.tokens).is_multiple_of(shape.alignment);
         let known = tail.chunk as usize <= request.keys.len();
         if tail.tokens == 0 || tail.tokens >= shape.chunk || !aligned || !known {

@@ -208,12 +208,11 @@ impl<'a> View<'a> {
 
     /// The tails of a chunk, the shortest first.
     fn tails_of(&self, chunk: u64) -> impl DoubleEndedIterator<Item = (u32, TailPresence)> + '_ {
-        let at = |t: &u32| self.presence.tails[*t as usize];
-        let from = self.tails.partition_point(|t| u64::from(at(t).chunk) < chunk);
-        let here = self.tails[from..]
-            .iter()
-            .take_while(move |t| u64::from(at(t).chunk) == chunk);
-        here.map(move |t| (*t, at(t))).collect::<Vec<_>>().into_iter()
+        let at = |t: u32| self.presence.tails[t as usize];
+        let from = self.tails.partition_point(|t| u64::from(at(*t).chunk) < chunk);
+        let count = self.tails[from..].partition_point(|t| u64::from(at(*t).chunk) == chunk);
+        let here = &self.tails[from..from + count];
+        here.iter().map(move |t| (*t, at(*t)))
     }
 
     fn has_chunk(&self, chunk: u64, bit: u32) -> bool {

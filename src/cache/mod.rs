@@ -34,6 +34,7 @@ mod registry;
 mod shape;
 pub mod slabs;
 mod status;
+mod tails;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -43,6 +44,7 @@ pub use error::CoreError;
 pub use policy::{EvictionPolicy, Lru};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
 pub use shape::{DomainShape, GroupShape};
+pub use tails::{TailList, Tails};
 
 pub use crate::geometry::MAX_CHUNK_TOKENS;
 pub use crate::pool::Extent;

@@ -61,7 +61,7 @@ impl PinWords {
         }
     }
 
-    fn is_kept(&self, record: u32) -> bool {
+    pub(super) fn is_kept(&self, record: u32) -> bool {
         self.kept.get(record as usize).is_some_and(|kept| kept.pins > 0)
     }
 
@@ -101,6 +101,11 @@ impl PinWords {
         if let Ok(word) = self.slab.atomic_u64(offset) {
             word.store(value, order);
         }
+    }
+
+    /// Frames of all that is kept, each record once.
+    pub(super) fn kept_frames(&self) -> u64 {
+        self.kept_frames
     }
 
     /// Whether one more pin that keeps these stays within `limit` frames.
@@ -160,9 +165,8 @@ impl PinWords {
 
     /// Logs uses, the least recent first.
     pub(super) fn touch(&mut self, records: &[u32]) {
-        // Of more than the log holds only the last would be left.
-        let first = records.len().saturating_sub(TOUCHED_WORDS);
-        for record in &records[first..] {
+        // Of more than the log holds, those that go last in any case are left out.
+        for record in records.iter().take(TOUCHED_WORDS) {
             let at = SLAB_TOUCHED + (self.logged % TOUCHED_WORDS as u64) as usize * 8;
             self.store(at, u64::from(*record) + 1, Ordering::Relaxed);
             self.logged += 1;

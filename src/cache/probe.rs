@@ -2,18 +2,16 @@
 //!
 //! May import `keys`, `shm` and this module's `api`, `index`, `lookup`, `record` and `shape`.
 
-use std::collections::HashMap;
-
-use super::api::{LookupRequest, ObjectId};
+use super::api::{LookupRequest, ObjectId, Tail};
 use super::index::IndexReader;
-use super::lookup::{Load, Presence, Source, TailPresence};
+use super::lookup::{self, Limits, Load, Presence, Source, TailPresence};
 use super::record::RecordView;
 use super::shape::{DomainShape, GroupShape};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::shm::mapping::Access;
 
-/// A record that was found, and how many frames it holds at most.
+/// A record that was found, and how many frames it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) record: u32,
@@ -26,97 +24,167 @@ impl From<RecordView> for Found {
         Self {
             record: view.record,
             incarnation: view.incarnation,
-            frames: view.frames(),
+            frames: view.frames,
         }
     }
 }
 
 /// What is there of a prompt.
+#[derive(Default)]
 pub(super) struct Probed {
     pub(super) presence: Presence,
+    /// The tails of `presence`, in its order.
+    pub(super) tails: Vec<Tail>,
     /// The anchor group's records of the chunks, from the first on.
     pub(super) anchors: Vec<Found>,
+    /// Something that was named belongs to another domain.
+    pub(super) other_domain: bool,
 }
 
-/// The object that a load names.
-pub(super) fn id_of(load: &Load, shape: &DomainShape, request: &LookupRequest<'_>) -> ObjectId {
-    let key = match load.source {
-        Source::Chunk(at) => request.keys[at as usize],
-        Source::Tail(at) => request.tails[at as usize].key,
-    };
-    ObjectId {
-        key,
-        group: shape.groups[load.group].group,
+impl Probed {
+    /// The object that a load names.
+    pub(super) fn id_of(&self, load: &Load, shape: &DomainShape, request: &LookupRequest<'_>) -> ObjectId {
+        let key = match load.source {
+            Source::Chunk(at) => request.keys[at as usize],
+            Source::Tail(at) => self.tails[at as usize].key,
+        };
+        ObjectId {
+            key,
+            group: shape.groups[load.group].group,
+        }
     }
 }
 
-/// Looks for everything that a request names.
+/// Tails that one lookup looks at. Boundaries that are further from the end of what full attention has are not found.
+const TAILS_MAX: usize = 2048;
+
+/// Looks for what a request names, as far as it can matter for the longest hit.
 ///
 /// The anchor's record knows which other groups have an object of its key, so that a chunk costs one probe whatever
-/// the number of groups. Behind the first chunk that the anchor lacks nothing can be hit.
+/// the number of groups. Behind the first chunk that the anchor lacks nothing can be hit. A model that can resume inside any
+/// chunk names thousands of tails: they are looked at from the end, chunk by chunk, until nothing before can be longer.
 pub(super) fn probe<A: Access>(
     reader: &IndexReader<'_, A>,
     shape: &DomainShape,
     request: &LookupRequest<'_>,
+    limits: &Limits,
 ) -> Probed {
-    let has = |key: &ChunkKey, group: u16, tokens: u32| {
-        let view = reader.lookup(&ObjectId { key: *key, group })?;
-        (view.tokens == tokens && view.domain == shape.domain).then_some(view)
+    let prober = Prober { reader, shape };
+    let mut probed = prober.chunks(request);
+    let named = request.tails.chunks();
+    let reach = match shape.anchor {
+        Some(_) => probed.anchors.len() as u32,
+        None => named.end,
     };
-    let mut presence = Presence::default();
-    let mut anchors = Vec::new();
-    let anchor = shape.anchor();
-    // Groups that no anchor's record speaks for.
-    let alone = |group: &&GroupShape| {
-        anchor.is_none_or(|anchor| group.kind == ObjectKind::Full && group.group != anchor.group)
+    let mut left: Vec<u32> = named.filter(|chunk| *chunk <= reach).collect();
+    // What counts as present ends in the chunk where a group's own begin to lack.
+    let first_gap = |group: &GroupShape| {
+        let chunks = probed.presence.chunks.iter();
+        chunks.take_while(|groups| *groups & group.bit != 0).count() as u32
     };
-    let alone: Vec<&GroupShape> = shape.groups.iter().filter(alone).collect();
-    let mut holes = HashMap::new();
-    let mut note = |source: Source, bit: u32, view: &RecordView| {
-        if view.held_from > 0 {
-            holes.insert((source, bit), view.held_from);
+    let gaps: Vec<u32> = shape.groups.iter().map(first_gap).collect();
+    left.retain(|chunk| {
+        let gap = gaps.contains(chunk);
+        if gap {
+            prober.tails(&request.tails.of(*chunk), &mut probed);
         }
-    };
-    presence.chunks.reserve(request.keys.len());
-    for (at, key) in request.keys.iter().enumerate() {
-        let source = Source::Chunk(at as u32);
-        let mut groups = 0;
-        if let Some(anchor) = anchor {
-            let Some(view) = has(key, anchor.group, shape.chunk) else {
-                break;
-            };
-            anchors.push(Found::from(view));
-            groups = anchor.bit | view.beside.below;
-            for group in shape.groups.iter().filter(|g| g.bit & view.beside.holed != 0) {
-                if let Some(view) = has(key, group.group, shape.chunk) {
-                    note(source, group.bit, &view);
+        !gap
+    });
+    let mut batch = 1;
+    while let Some(&longest) = left.last() {
+        // A hit that ends behind all that is left is the longest.
+        let found = lookup::plan(&shape.groups, &probed.presence, limits).hit_tokens;
+        if found >= (u64::from(longest) + 1) * u64::from(shape.chunk) || probed.tails.len() >= TAILS_MAX {
+            break;
+        }
+        for chunk in left.split_off(left.len().saturating_sub(batch)) {
+            prober.tails(&request.tails.of(chunk), &mut probed);
+        }
+        batch *= 2;
+    }
+    probed
+}
+
+/// Looks objects of one domain up.
+struct Prober<'a, A: Access> {
+    reader: &'a IndexReader<'a, A>,
+    shape: &'a DomainShape,
+}
+
+impl<A: Access> Prober<'_, A> {
+    fn has(&self, key: &ChunkKey, group: u16, tokens: u32, probed: &mut Probed) -> Option<RecordView> {
+        let view = self.reader.lookup(&ObjectId { key: *key, group })?;
+        if view.domain != self.shape.domain {
+            probed.other_domain = true;
+            return None;
+        }
+        (view.tokens == tokens).then_some(view)
+    }
+
+    fn chunks(&self, request: &LookupRequest<'_>) -> Probed {
+        let shape = self.shape;
+        let mut probed = Probed::default();
+        let anchor = shape.anchor();
+        // Groups that no anchor's record speaks for.
+        let alone = |group: &&GroupShape| {
+            anchor.is_none_or(|anchor| group.kind == ObjectKind::Full && group.group != anchor.group)
+        };
+        let alone: Vec<&GroupShape> = shape.groups.iter().filter(alone).collect();
+        probed.presence.chunks.reserve(request.keys.len());
+        for (at, key) in request.keys.iter().enumerate() {
+            let source = Source::Chunk(at as u32);
+            let mut groups = 0;
+            if let Some(anchor) = anchor {
+                let Some(view) = self.has(key, anchor.group, shape.chunk, &mut probed) else {
+                    break;
+                };
+                probed.anchors.push(Found::from(view));
+                groups = anchor.bit | view.beside.below;
+                for group in shape.groups.iter().filter(|g| g.bit & view.beside.holed != 0) {
+                    if let Some(view) = self.has(key, group.group, shape.chunk, &mut probed) {
+                        note_hole(&mut probed.presence, source, group.bit, &view);
+                    }
                 }
             }
-        }
-        for group in &alone {
-            if let Some(view) = has(key, group.group, shape.chunk) {
-                groups |= group.bit;
-                note(source, group.bit, &view);
-            }
-        }
-        presence.chunks.push(groups);
-    }
-    for (at, tail) in request.tails.iter().enumerate() {
-        let mut groups = 0;
-        if anchor.is_none() || tail.chunk as usize <= anchors.len() {
-            for group in &shape.groups {
-                if let Some(view) = has(&tail.key, group.group, tail.tokens) {
+            for group in &alone {
+                if let Some(view) = self.has(key, group.group, shape.chunk, &mut probed) {
                     groups |= group.bit;
-                    note(Source::Tail(at as u32), group.bit, &view);
+                    note_hole(&mut probed.presence, source, group.bit, &view);
                 }
             }
+            probed.presence.chunks.push(groups);
         }
-        presence.tails.push(TailPresence {
-            chunk: tail.chunk,
-            tokens: tail.tokens,
-            groups,
-        });
+        probed
     }
-    presence.holes = holes;
-    Probed { presence, anchors }
+
+    /// Tails of one chunk. Attention and windows are not looked for where the whole chunk is there, whose front will do.
+    fn tails(&self, tails: &[Tail], probed: &mut Probed) {
+        for tail in tails {
+            let at = probed.tails.len() as u32;
+            let chunk = probed.presence.chunks.get(tail.chunk as usize).copied();
+            let mut groups = 0;
+            for group in &self.shape.groups {
+                let whole = (Source::Chunk(tail.chunk), group.bit);
+                let spared = group.kind != ObjectKind::Recurrent
+                    && chunk.is_some_and(|groups| groups & group.bit != 0)
+                    && !probed.presence.holes.contains_key(&whole);
+                if !spared && let Some(view) = self.has(&tail.key, group.group, tail.tokens, probed) {
+                    groups |= group.bit;
+                    note_hole(&mut probed.presence, Source::Tail(at), group.bit, &view);
+                }
+            }
+            probed.tails.push(*tail);
+            probed.presence.tails.push(TailPresence {
+                chunk: tail.chunk,
+                tokens: tail.tokens,
+                groups,
+            });
+        }
+    }
+}
+
+fn note_hole(presence: &mut Presence, source: Source, bit: u32, view: &RecordView) {
+    if view.held_from > 0 {
+        presence.holes.insert((source, bit), view.held_from);
+    }
 }

@@ -72,12 +72,18 @@ impl Core {
         loop {
             match self.index.free_slot(id) {
                 Ok(slot) => return Ok(Some(slot)),
-                Err(occupants) => match self.records.first_of(&occupants) {
+                Err(occupants) => match self.first_unpinned_of(&occupants) {
                     Some(victim) => self.evict_one(victim)?,
                     None => return Ok(None),
                 },
             }
         }
+    }
+
+    fn first_unpinned_of(&self, records: &[u32]) -> Option<u32> {
+        let pinned = self.slabs.pinned(self.pool.frames());
+        let free = records.iter().copied().filter(|record| !pinned.contains(record));
+        self.records.first_of(&free.collect::<Vec<_>>())
     }
 
     /// Other engines' partials of an object that is complete now: their space returns, and what hangs under

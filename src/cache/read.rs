@@ -8,7 +8,7 @@ use super::direct::{check_tails, named, requested_units, touched_by};
 use super::error::CoreError;
 use super::lookup::{self, Limits, Load, Plan, Source};
 use super::pins::Kept;
-use super::probe;
+use super::probe::{Probed, probe};
 use crate::keys::ChunkKey;
 use crate::pool::body;
 
@@ -32,12 +32,11 @@ impl Core {
         check_tails(request, &shape)?;
         let limits = Limits::of(request, &shape);
         let reader = self.index.reader();
-        let (mut presence, anchors) = if domain.is_complete() {
-            let probed = probe::probe(&reader, &shape, request);
-            (probed.presence, probed.anchors)
-        } else {
-            Default::default()
+        let probed = match domain.is_complete() {
+            true => probe(&reader, &shape, request, &limits),
+            false => Probed::default(),
         };
+        let (mut presence, anchors) = (probed.presence.clone(), &probed.anchors);
         let present_tokens = lookup::present_tokens(&shape.groups, &presence, &limits);
         let find = |load: &Load| match load.source {
             // Found a moment ago, with its key compared.
@@ -45,7 +44,7 @@ impl Core {
                 anchors.get(at as usize).map(|found| found.record)
             }
             _ => {
-                let found = self.live(number, &probe::id_of(load, &shape, request));
+                let found = self.live(number, &probed.id_of(load, &shape, request));
                 found.map(|(record, _)| record)
             }
         };
@@ -64,9 +63,7 @@ impl Core {
             answer.shape = Some(shape.clone());
         }
         if request.pin {
-            answer.loads = named(&plan, &shape, request);
-            let touched = (plan.hit_tokens / u64::from(shape.chunk)) as usize;
-            let anchors = anchors.get(..touched).unwrap_or(&anchors);
+            answer.loads = named(&plan, &probed, &shape, request);
             for record in touched_by(&plan, &records, anchors, &shape) {
                 self.records.touch(record);
             }

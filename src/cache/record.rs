@@ -21,8 +21,8 @@ pub const WORD_META: usize = 0;
 pub const WORD_KEY: usize = 1;
 /// Index of the shape word.
 pub const WORD_SHAPE: usize = 5;
-/// Index of the word of bytes of all parts.
-pub const WORD_BYTES: usize = 6;
+/// Index of the word of frames of all parts.
+pub const WORD_FRAMES: usize = 6;
 /// Index of the body word.
 pub const WORD_BODY: usize = 7;
 /// Index of the word of the domain and the first token that is held.
@@ -116,7 +116,7 @@ impl RecordWords {
         shared[WORD_META] = incarnation;
         shared[WORD_KEY..WORD_SHAPE].copy_from_slice(&key_words(&id.key));
         shared[WORD_SHAPE] = u64::from(range.tokens) << 32 | (parts.len() as u64) << 16 | u64::from(id.group);
-        shared[WORD_BYTES] = parts.iter().map(|p| p.bytes).sum();
+        shared[WORD_FRAMES] = parts.iter().map(|p| frames_for(p.bytes)).sum();
         shared[WORD_BODY] = blocks.first().map_or(0, |b| u64::from(*b) + 1) << 32 | body.len() as u64;
         shared[WORD_HELD] = u64::from(range.domain) << 32 | u64::from(range.held_from);
         let inline = body.len().min(INLINE_WORDS);
@@ -140,8 +140,8 @@ pub struct RecordView {
     pub held_from: u32,
     /// Parts of the object.
     pub parts: u16,
-    /// Bytes of all parts.
-    pub bytes: u64,
+    /// Frames of all parts.
+    pub frames: u64,
     /// What hangs beside it.
     pub beside: Beside,
     pub(super) body: u64,
@@ -149,11 +149,6 @@ pub struct RecordView {
 }
 
 impl RecordView {
-    /// Frames of the object, at most: each part starts on a frame of its own.
-    pub fn frames(&self) -> u64 {
-        frames_for(self.bytes) + u64::from(self.parts).saturating_sub(1)
-    }
-
     /// Reads the words of a record that belongs to `id`; `None` when it belongs to another.
     pub(super) fn decode(record: u32, words: &[u64; SHARED_WORDS], id: &ObjectId) -> Option<Self> {
         let shape = words[WORD_SHAPE];
@@ -167,7 +162,7 @@ impl RecordView {
             tokens: (shape >> 32) as u32,
             held_from: words[WORD_HELD] as u32,
             parts: (shape >> 16) as u16,
-            bytes: words[WORD_BYTES],
+            frames: words[WORD_FRAMES],
             beside: Beside::from_word(words[WORD_BESIDE]),
             body: words[WORD_BODY],
             inline,
@@ -203,7 +198,7 @@ mod tests {
         assert_eq!(
             words.shared[6..14],
             [
-                70_000,
+                2,
                 4,
                 7 << 32 | 96,
                 0,
@@ -215,7 +210,7 @@ mod tests {
         );
         let view = RecordView::decode(4, &words.shared, &id).unwrap();
         assert_eq!((view.domain, view.tokens, view.held_from), (7, 256, 96));
-        assert_eq!((view.parts, view.bytes), (1, 70_000));
+        assert_eq!((view.parts, view.frames), (1, 2));
         assert_eq!(key_of_words(key_words(&id.key)), id.key);
         let other = ObjectId { group: 1, ..id };
         assert!(RecordView::decode(4, &words.shared, &other).is_none());

@@ -69,17 +69,20 @@ impl Domain {
         self.ranks.len() >= self.world_size as usize
     }
 
-    /// Frames of one full chunk of every group, as far as its parts are known.
+    /// Frames of one full chunk of every group.
     pub(super) fn chunk_frames(&self) -> u64 {
         self.groups.iter().map(|group| self.group_frames(group)).sum()
     }
 
+    /// Parts that nobody has registered yet count as the largest that somebody has.
     fn group_frames(&self, group: &DomainGroup) -> u64 {
-        let parts = group.unit_bytes.keys();
-        parts
+        let known = group.unit_bytes.keys();
+        let known: Vec<u64> = known
             .filter_map(|part| group.part_bytes(*part, self.chunk, self.alignment))
             .map(frames_for)
-            .sum()
+            .collect();
+        let unknown = u64::from(group.parts).saturating_sub(known.len() as u64);
+        known.iter().sum::<u64>() + unknown * known.iter().max().unwrap_or(&0)
     }
 
     /// What a reader has to know of it. `domain` is its number, `kept_frames_max` what the pins of one client may keep.
@@ -114,7 +117,9 @@ impl Domain {
 /// All domains. A domain is kept while a rank is registered in it or one of its objects exists.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    domains: Vec<Option<Domain>>,
+    domains: HashMap<u32, Domain>,
+    /// Numbers given so far. None is given twice, since clients remember them.
+    numbers: u32,
     by_seed: HashMap<ChunkKey, u32>,
 }
 
@@ -127,7 +132,7 @@ impl Registry {
     pub(super) fn register(&mut self, r: &Registration, pool_frames: u32) -> Result<u32, CoreError> {
         check_numbers(r)?;
         let known = self.by_seed.get(&r.domain_seed).copied();
-        let old = known.and_then(|at| self.domains[at as usize].as_ref());
+        let old = known.and_then(|number| self.domains.get(&number));
         let mut domain = old.cloned().unwrap_or_else(|| Domain {
             seed: r.domain_seed,
             alignment: r.required_alignment,
@@ -155,10 +160,10 @@ impl Registry {
         domain.registrations += 1;
         let at = match known {
             Some(at) => at,
-            None => self.free_place()?,
+            None => self.new_number()?,
         };
         self.by_seed.insert(r.domain_seed, at);
-        self.domains[at as usize] = Some(domain);
+        self.domains.insert(at, domain);
         Ok(at)
     }
 
@@ -185,13 +190,13 @@ impl Registry {
         let found = self
             .by_seed
             .get(seed)
-            .and_then(|at| Some((*at, self.domains[*at as usize].as_ref()?)));
+            .and_then(|number| Some((*number, self.domains.get(number)?)));
         found.ok_or(CoreError::NotRegistered { what: "the domain" })
     }
 
     /// A domain by its number.
     pub(super) fn get(&self, domain: u32) -> Option<&Domain> {
-        self.domains.get(domain as usize)?.as_ref()
+        self.domains.get(&domain)
     }
 
     /// Domains known.
@@ -200,28 +205,27 @@ impl Registry {
     }
 
     fn change(&mut self, domain: u32, change: impl FnOnce(&mut Domain)) {
-        let place = &mut self.domains[domain as usize];
-        let Some(entry) = place else { return };
+        let Some(entry) = self.domains.get_mut(&domain) else {
+            return;
+        };
         change(entry);
         if entry.registrations == 0 && entry.records == 0 {
             self.by_seed.remove(&entry.seed);
-            *place = None;
+            self.domains.remove(&domain);
         }
     }
 
-    fn free_place(&mut self) -> Result<u32, CoreError> {
-        if let Some(at) = self.domains.iter().position(Option::is_none) {
-            return Ok(at as u32);
-        }
-        if self.domains.len() >= MAX_DOMAINS {
+    fn new_number(&mut self) -> Result<u32, CoreError> {
+        // The last number is the one that says "not given" on the wire.
+        if self.domains.len() >= MAX_DOMAINS || self.numbers == u32::MAX {
             return Err(CoreError::LimitExceeded {
                 what: "domains",
                 asked: MAX_DOMAINS as u64 + 1,
                 limit: MAX_DOMAINS as u64,
             });
         }
-        self.domains.push(None);
-        Ok(self.domains.len() as u32 - 1)
+        self.numbers += 1;
+        Ok(self.numbers - 1)
     }
 }
 

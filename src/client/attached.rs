@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::ClientError;
 use super::session::{Regions, length};
 use super::stats::Stat;
-use crate::cache::direct::{self, Direct, RetrieveRequest};
+use crate::cache::direct::{self, Direct, OtherDomain, RetrieveRequest};
 use crate::cache::index::{IndexLayout, IndexReader};
 use crate::cache::pin_words::PinWords;
 use crate::cache::slabs::SLAB_BYTES;
-use crate::cache::{CoreError, DomainShape, GroupShape, LookupRequest, RetrieveAnswer, Tail};
+use crate::cache::{DomainShape, GroupShape, LookupRequest, RetrieveAnswer};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::shm::atfork::ForkClosedFd;
 use crate::shm::lock::try_lock_byte;
 use crate::shm::{Mapping, ReadOnly, ReadWrite, ShmError};
 use crate::sync::shared::Ordering;
-use crate::wire::{self, GroupKind, Lookup, RegionKind};
+use crate::wire::{self, GroupKind, RegionKind};
 
 /// Offset of the first epoch word, and of the boot word, in the epochs region.
 const AT_EPOCHS: usize = 4096;
@@ -125,36 +125,23 @@ impl Attached {
     /// Remembers what a domain looks like.
     pub(super) fn learn(&self, seed: ChunkKey, shape: &wire::DomainShape) {
         if let Some(shape) = usable(shape) {
-            let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
-            shapes.insert(seed, Arc::new(shape));
+            self.shapes().insert(seed, Arc::new(shape));
         }
     }
 
     /// Answers a lookup from memory; nothing where the server has to be asked.
-    pub(super) fn look_up(&self, request: &Lookup) -> Option<Result<Direct, CoreError>> {
-        let shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
-        let shape = Arc::clone(shapes.get(&request.domain_seed)?);
-        drop(shapes);
-        let tail = |tail: &wire::TailKey| Tail {
-            key: tail.key,
-            chunk: tail.chunk,
-            tokens: tail.tokens,
-        };
-        let tails: Vec<Tail> = request.tails.iter().map(tail).collect();
-        let request = LookupRequest {
-            domain_seed: request.domain_seed,
-            session: request.session,
-            keys: &request.keys,
-            tails: &tails,
-            max_tokens: request.max_tokens,
-            local_tokens: request.local_tokens,
-            pin: request.pin,
-            describe: false,
-        };
+    pub(super) fn look_up(&self, request: &LookupRequest<'_>) -> Option<Direct> {
+        let shape = Arc::clone(self.shapes().get(&request.domain_seed)?);
         let reader = IndexReader::new(&self.index, self.layout);
         let is_current = || self.boot_unchanged();
         let mut pins = self.pins();
-        Some(direct::look_up(&reader, &shape, &request, &mut pins, is_current))
+        match direct::look_up(&reader, &shape, request, &mut pins, is_current) {
+            Ok(found) => Some(found),
+            Err(OtherDomain) => {
+                self.shapes().remove(&request.domain_seed);
+                None
+            }
+        }
     }
 
     /// Pins objects for reading, from memory. Nothing where the server has to be asked.
@@ -172,6 +159,10 @@ impl Attached {
     /// Takes all pins of a session back.
     pub(super) fn end_session(&self, session: u64) {
         self.pins().end_session(session);
+    }
+
+    fn shapes(&self) -> MutexGuard<'_, HashMap<ChunkKey, Arc<DomainShape>>> {
+        self.shapes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pins(&self) -> MutexGuard<'_, PinWords> {
@@ -192,15 +183,28 @@ fn usable(shape: &wire::DomainShape) -> Option<DomainShape> {
             },
             GroupKind::Recurrent => ObjectKind::Recurrent,
         };
-        let one = group.bit.is_power_of_two();
-        one.then_some(GroupShape {
+        let sound = group.bit.is_power_of_two()
+            && !matches!(
+                kind,
+                ObjectKind::Window { tokens: 0 } | ObjectKind::ChunkedLocal { tokens: 0 }
+            );
+        sound.then_some(GroupShape {
             group: group.group,
             kind,
             bit: group.bit,
         })
     };
     let groups = shape.groups.iter().map(group).collect::<Option<Vec<_>>>()?;
-    let whole = shape.alignment > 0
+    let bits = groups.iter().fold(0_u32, |bits, group| bits | group.bit);
+    let anchor = |anchor: u16| {
+        let full = |group: &GroupShape| group.group == anchor && group.kind == ObjectKind::Full;
+        groups.iter().any(full)
+    };
+    let whole = !groups.is_empty()
+        && groups.is_sorted_by(|one, next| one.group < next.group)
+        && bits.count_ones() as usize == groups.len()
+        && shape.anchor.is_none_or(anchor)
+        && shape.alignment > 0
         && shape.chunk_size > 0
         && u64::from(shape.chunk_size).is_multiple_of(shape.alignment);
     whole.then_some(DomainShape {

@@ -6,8 +6,11 @@ use super::session::{Session, unexpected};
 use super::state::Core;
 use super::stats::Stat;
 use super::{ClientError, Maps};
-use crate::cache;
-use crate::wire::{ErrorCode, LoadItem, Lookup, LookupReply, MAX_KEYS, ObjectId, Reply, Request, WireError};
+use crate::cache::{self, LookupRequest, Tail, TailList};
+use crate::keys::ChunkKey;
+use crate::wire::{
+    ErrorCode, LoadItem, Lookup, LookupReply, MAX_KEYS, ObjectId, Reply, Request, TailKey, WireError,
+};
 
 /// A pin: what it holds stays in the pool until it is released. It belongs to one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,106 +90,92 @@ impl Core {
     }
 
     /// See [`super::Client::lookup`].
-    pub(super) fn lookup(self: &Arc<Self>, request: Lookup) -> Result<LookupAnswer, ClientError> {
-        for given in [request.keys.len(), request.tails.len()] {
-            if given > MAX_KEYS {
-                return Err(ClientError::TooManyItems {
-                    given,
-                    limit: MAX_KEYS,
-                });
-            }
-        }
-        if let Some(answer) = self.look_up_direct(&request) {
+    pub(super) fn lookup(
+        self: &Arc<Self>,
+        question: &LookupRequest<'_>,
+    ) -> Result<LookupAnswer, ClientError> {
+        if let Some(answer) = self.look_up_direct(question) {
             return Ok(answer);
         }
         self.count(Stat::Lookups, 1);
-        let (seed, label) = (request.domain_seed, request.session);
-        let request = Lookup {
-            describe: self.config.maps >= Maps::Index,
-            ..request
-        };
-        match self.call(None, &Request::Lookup(request)) {
-            Ok((Reply::Lookup(reply), session)) => {
-                if let (Some(attached), Some(shape)) = (session.attached(), &reply.shape) {
-                    attached.learn(seed, shape);
-                }
-                if reply.pin != 0 {
-                    session.asked().insert(reply.pin, label);
-                }
-                Ok(answer(reply, &session))
-            }
-            Ok((reply, session)) => {
-                let _ = self.distrust(&session, &reply);
-                self.count(Stat::DegradedLookups, 1);
-                Ok(LookupAnswer::degraded())
-            }
+        match self.ask(question) {
             Err(ClientError::Unavailable { .. }) => {
                 self.count(Stat::DegradedLookups, 1);
                 Ok(LookupAnswer::degraded())
             }
-            Err(error) => Err(error),
+            answer => answer,
         }
     }
 
-    /// Answers a lookup from the mapped index. Nothing where it is not mapped, where the domain is not known yet, and
-    /// where the server has to say what is wrong with the request.
-    pub(super) fn look_up_direct(&self, request: &Lookup) -> Option<LookupAnswer> {
+    /// Answers a lookup from the mapped index. Nothing where it is not mapped, or the domain is not known yet.
+    pub(super) fn look_up_direct(&self, question: &LookupRequest<'_>) -> Option<LookupAnswer> {
         if self.is_forked_copy() {
             return None;
         }
         let session = self.session()?;
-        let attached = session.attached().filter(|attached| attached.boot_unchanged())?;
-        let found = attached.look_up(request)?.ok()?;
+        let answer = look_up_at(&session, question, |stat, count| self.counters.add(stat, count))?;
         self.counters.add(Stat::Lookups, 1);
-        for (stat, count) in [
-            (Stat::DirectLookups, 1),
-            (Stat::Requested, found.requested),
-            (Stat::Hit, found.hit),
-            (Stat::Shortened, found.shortened.into()),
-        ] {
-            self.counters.add(stat, count);
-            attached.count(stat, count);
+        Some(answer)
+    }
+
+    /// A lookup that is not answered from memory, or not yet: where the index is mapped the server is asked for the shape of
+    /// the domain only.
+    fn ask(self: &Arc<Self>, question: &LookupRequest<'_>) -> Result<LookupAnswer, ClientError> {
+        if self.config.maps < Maps::Index {
+            let request = by_message(question)?;
+            return match self.call(None, &Request::Lookup(request))? {
+                (Reply::Lookup(reply), session) => Ok(answer(reply, &session)),
+                (reply, session) => Err(self.distrust(&session, &reply)),
+            };
         }
-        let load = |load: &cache::LoadItem| LoadItem {
-            id: ObjectId {
-                key: load.id.key,
-                group: load.id.group,
-            },
-            chunk: load.chunk,
-            tokens: load.tokens,
+        let request = Lookup {
+            domain_seed: question.domain_seed,
+            session: question.session,
+            keys: Vec::new(),
+            tails: Vec::new(),
+            max_tokens: 0,
+            local_tokens: 0,
+            pin: false,
+            describe: true,
         };
-        Some(LookupAnswer {
-            hit_tokens: found.answer.hit_tokens,
-            pin: (found.answer.pin != 0).then_some(Pin {
-                connection: session.generation,
-                id: OWN | found.answer.pin,
-            }),
-            loads: found.answer.loads.iter().map(load).collect(),
-            present_tokens: found.answer.present_tokens,
-            degraded: false,
-        })
+        match self.call(None, &Request::Lookup(request))? {
+            (Reply::Lookup(reply), session) => {
+                if let (Some(attached), Some(shape)) = (session.attached(), &reply.shape) {
+                    attached.learn(question.domain_seed, shape);
+                }
+                let direct = look_up_at(&session, question, |stat, count| self.counters.add(stat, count));
+                // As long as ranks are missing nothing is a hit.
+                Ok(direct.unwrap_or_else(|| answer(reply, &session)))
+            }
+            (reply, session) => Err(self.distrust(&session, &reply)),
+        }
     }
 
     /// See [`super::Client::end_session`].
     pub(super) fn end_session(self: &Arc<Self>, label: u64) -> Result<(), ClientError> {
         // A forked child has neither the slab nor the connection.
-        let Some(session) = self.session().filter(|_| !self.is_forked_copy()) else {
+        if self.is_forked_copy() {
+            return Ok(());
+        }
+        let Some(session) = self.session() else {
             return Ok(());
         };
-        if let Some(attached) = session.attached() {
-            attached.end_session(label);
+        match session.attached() {
+            // The server has nothing under a label of this client but what a load in progress will give back.
+            Some(attached) => {
+                attached.end_session(label);
+                Ok(())
+            }
+            None => self.acknowledge(Some(&session), &Request::EndSession { session: label }),
         }
-        let before = session.asked().len();
-        session.asked().retain(|_, of| *of != label);
-        if session.asked().len() == before {
-            return Ok(()); // the server has nothing under this label
-        }
-        self.acknowledge(Some(&session), &Request::EndSession { session: label })
     }
 
     /// See [`super::Client::release`].
     pub(super) fn release(self: &Arc<Self>, pins: &[Pin]) -> Result<(), ClientError> {
-        let Some(session) = self.session().filter(|_| !self.is_forked_copy()) else {
+        if self.is_forked_copy() {
+            return Ok(());
+        }
+        let Some(session) = self.session() else {
             return Ok(());
         };
         let current = pins.iter().filter(|pin| pin.connection == session.generation);
@@ -197,8 +186,135 @@ impl Core {
         if pins.is_empty() {
             return Ok(());
         }
-        session.asked().retain(|pin, _| !pins.contains(pin));
         self.acknowledge(Some(&session), &Request::Release { pins })
+    }
+}
+
+/// Answers from the memory of one connection, and counts.
+fn look_up_at(
+    session: &Session,
+    question: &LookupRequest<'_>,
+    add: impl Fn(Stat, u64),
+) -> Option<LookupAnswer> {
+    let attached = session.attached().filter(|attached| attached.boot_unchanged())?;
+    let found = attached.look_up(question)?;
+    for (stat, count) in [
+        (Stat::DirectLookups, 1),
+        (Stat::Requested, found.requested),
+        (Stat::Hit, found.hit),
+        (Stat::Shortened, found.shortened.into()),
+    ] {
+        add(stat, count);
+        attached.count(stat, count);
+    }
+    let load = |load: &cache::LoadItem| LoadItem {
+        id: ObjectId {
+            key: load.id.key,
+            group: load.id.group,
+        },
+        chunk: load.chunk,
+        tokens: load.tokens,
+    };
+    Some(LookupAnswer {
+        hit_tokens: found.answer.hit_tokens,
+        pin: (found.answer.pin != 0).then_some(Pin {
+            connection: session.generation,
+            id: OWN | found.answer.pin,
+        }),
+        loads: found.answer.loads.iter().map(load).collect(),
+        present_tokens: found.answer.present_tokens,
+        degraded: false,
+    })
+}
+
+/// A question as the message that asks it.
+fn by_message(question: &LookupRequest<'_>) -> Result<Lookup, ClientError> {
+    let tails = question.tails.chunks();
+    let tails: Vec<TailKey> = tails
+        .flat_map(|chunk| question.tails.of(chunk).into_owned())
+        .map(|tail| TailKey {
+            key: tail.key,
+            chunk: tail.chunk,
+            tokens: tail.tokens,
+        })
+        .collect();
+    for given in [question.keys.len(), tails.len()] {
+        if given > MAX_KEYS {
+            return Err(ClientError::TooManyItems {
+                given,
+                limit: MAX_KEYS,
+            });
+        }
+    }
+    Ok(Lookup {
+        domain_seed: question.domain_seed,
+        session: question.session,
+        keys: question.keys.to_vec(),
+        tails,
+        max_tokens: question.max_tokens,
+        local_tokens: question.local_tokens,
+        pin: question.pin,
+        describe: false,
+    })
+}
+
+/// A question that outlives its asking.
+#[derive(Debug)]
+pub(super) struct Question {
+    domain_seed: ChunkKey,
+    session: u64,
+    keys: Vec<ChunkKey>,
+    tails: TailList,
+    max_tokens: u64,
+    local_tokens: u64,
+    pin: bool,
+}
+
+impl Question {
+    pub(super) fn of(question: &LookupRequest<'_>) -> Self {
+        let tails = question.tails.chunks();
+        let tails = tails.flat_map(|chunk| question.tails.of(chunk).into_owned());
+        Self {
+            domain_seed: question.domain_seed,
+            session: question.session,
+            keys: question.keys.to_vec(),
+            tails: TailList::new(tails.collect()),
+            max_tokens: question.max_tokens,
+            local_tokens: question.local_tokens,
+            pin: question.pin,
+        }
+    }
+
+    pub(super) fn borrow(&self) -> LookupRequest<'_> {
+        LookupRequest {
+            domain_seed: self.domain_seed,
+            session: self.session,
+            keys: &self.keys,
+            tails: &self.tails,
+            max_tokens: self.max_tokens,
+            local_tokens: self.local_tokens,
+            pin: self.pin,
+            describe: false,
+        }
+    }
+}
+
+impl From<Lookup> for Question {
+    fn from(lookup: Lookup) -> Self {
+        let tail = |tail: &TailKey| Tail {
+            key: tail.key,
+            chunk: tail.chunk,
+            tokens: tail.tokens,
+        };
+        Self {
+            domain_seed: lookup.domain_seed,
+            session: lookup.session,
+            tails: TailList::new(lookup.tails.iter().map(tail).collect()),
+            keys: lookup.keys,
+            max_tokens: lookup.max_tokens,
+            local_tokens: lookup.local_tokens,
+            pin: lookup.pin,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::calls::{LookupAnswer, Pin};
+use super::calls::{LookupAnswer, Pin, Question};
 use super::layout::KvMemory;
 use super::populate::When;
 use super::recover;
@@ -11,6 +11,7 @@ use super::stats::Stat;
 use super::tickets::Tickets;
 use super::wanted::Wanted;
 use super::{ClientConfig, ClientError, ClientStats};
+use crate::cache::LookupRequest;
 use crate::control::{ControlView, Health};
 use crate::keys::ChunkKey;
 use crate::wire::{Lookup, Negotiate, NegotiateReply, PeerKind, RegisterKvCache, Reply, Request};
@@ -165,7 +166,15 @@ impl Client {
     /// # Errors
     /// [`ClientError::Refused`] and [`ClientError::TooManyItems`] for a request that makes no sense.
     pub fn lookup(&self, request: Lookup) -> Result<LookupAnswer, ClientError> {
-        self.core.lookup(request)
+        self.core.lookup(&Question::from(request).borrow())
+    }
+
+    /// The same, where tails are computed only as far as the answer needs them.
+    ///
+    /// # Errors
+    /// As [`Client::lookup`].
+    pub fn look_up(&self, question: &LookupRequest<'_>) -> Result<LookupAnswer, ClientError> {
+        self.core.lookup(question)
     }
 
     /// Gives pins back. Those of earlier connections ended with them and are ignored.

@@ -4,7 +4,7 @@
 //! them has let go. The server takes a client's grants and pins back only then, so a copy that outlives its
 //! connection still writes into space that is its own.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,8 +47,6 @@ pub(super) struct Session {
     control: ControlView,
     pool: Option<PoolSide>,
     attached: Option<Arc<Attached>>,
-    /// Pins that the server counts, and their sessions.
-    asked: Mutex<HashMap<u64, u64>>,
 }
 
 impl Session {
@@ -108,7 +106,6 @@ impl Session {
             control,
             pool,
             attached,
-            asked: Mutex::default(),
         };
         Ok((connection, session))
     }
@@ -129,11 +126,6 @@ impl Session {
     /// What lookups without a message need, for clients that map it.
     pub(super) fn attached(&self) -> Option<&Attached> {
         self.attached.as_deref()
-    }
-
-    /// The pins that the server counts, and their sessions.
-    pub(super) fn asked(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The server's control region.

@@ -6,9 +6,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::calls::LookupAnswer;
+use super::calls::{LookupAnswer, Question};
 use super::state::Core;
 use super::{Client, ClientError};
+use crate::cache::LookupRequest;
 use crate::wire::Lookup;
 
 /// Names a lookup that was started.
@@ -23,7 +24,7 @@ type Answer = Result<LookupAnswer, ClientError>;
 #[derive(Debug, Default)]
 struct State {
     last: u64,
-    queue: VecDeque<(u64, Lookup)>,
+    queue: VecDeque<(u64, Question)>,
     /// Open tickets; nothing while pending.
     open: HashMap<u64, Option<Answer>>,
     helper: bool,
@@ -61,11 +62,20 @@ impl Tickets {
 }
 
 impl Client {
-    /// Starts a lookup and returns at once.
+    /// Starts a lookup, and never waits for the server.
     ///
     /// # Errors
     /// [`ClientError::TooManyItems`] with too many tickets open; [`ClientError::Unavailable`] without threads.
     pub fn lookup_start(&self, request: Lookup) -> Result<Ticket, ClientError> {
+        self.look_up_start(&Question::from(request).borrow())
+    }
+
+    /// The same, where tails are computed only as far as the answer needs them. From the mapped index the answer is there
+    /// when this returns.
+    ///
+    /// # Errors
+    /// As [`Client::lookup_start`].
+    pub fn look_up_start(&self, question: &LookupRequest<'_>) -> Result<Ticket, ClientError> {
         self.core.check_process()?;
         let tickets = &self.tickets;
         let mut state = tickets.state();
@@ -76,7 +86,7 @@ impl Client {
             });
         }
         if !state.closed
-            && let Some(answer) = self.core.look_up_direct(&request)
+            && let Some(answer) = self.core.look_up_direct(question)
         {
             return Ok(state.answered(answer));
         }
@@ -94,7 +104,7 @@ impl Client {
         state.last += 1;
         let ticket = state.last;
         state.open.insert(ticket, None);
-        state.queue.push_back((ticket, request));
+        state.queue.push_back((ticket, Question::of(question)));
         tickets.changed.notify_all();
         Ok(Ticket(ticket))
     }
@@ -139,10 +149,10 @@ impl Client {
 /// The helper thread: answers lookups in order until the client is closed.
 fn answer_all(core: &Arc<Core>, tickets: &Tickets) {
     loop {
-        let Some((ticket, request)) = next(tickets) else {
+        let Some((ticket, question)) = next(tickets) else {
             return;
         };
-        let answer = core.lookup(request);
+        let answer = core.lookup(&question.borrow());
         let mut state = tickets.state();
         let given_up = match state.open.get_mut(&ticket) {
             Some(slot) => {
@@ -160,7 +170,7 @@ fn answer_all(core: &Arc<Core>, tickets: &Tickets) {
 }
 
 /// The next lookup that somebody still waits for; nothing once the client is closed.
-fn next(tickets: &Tickets) -> Option<(u64, Lookup)> {
+fn next(tickets: &Tickets) -> Option<(u64, Question)> {
     let mut state = tickets.state();
     loop {
         if state.closed {
@@ -171,7 +181,7 @@ fn next(tickets: &Tickets) -> Option<(u64, Lookup)> {
             return None;
         }
         match state.queue.pop_front() {
-            Some((ticket, request)) if state.open.contains_key(&ticket) => return Some((ticket, request)),
+            Some((ticket, question)) if state.open.contains_key(&ticket) => return Some((ticket, question)),
             Some(_) => {}
             None => {
                 state = tickets

@@ -392,7 +392,7 @@ mod tests {
         let mut shared = [0; SHARED_WORDS];
         shared[0] = 77;
         shared[5] = 256 << 32 | 1 << 16;
-        shared[6] = 100_000;
+        shared[6] = 2;
         shared[7] = words.len() as u64;
         shared[HEAD_WORDS..HEAD_WORDS + words.len()].copy_from_slice(&words);
         directory.write_record(3, &shared, None).unwrap();

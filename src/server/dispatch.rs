@@ -9,7 +9,7 @@ use super::answer::Answer;
 use super::convert;
 use super::state::Server;
 use super::status::{self, SessionInfo};
-use crate::cache::{ClientId, ClientInfo, CommitRequest, Core, LookupRequest};
+use crate::cache::{ClientId, ClientInfo, CommitRequest, Core, LookupRequest, TailList};
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
 use crate::geometry::chunk;
@@ -347,7 +347,7 @@ fn check_alignment(request: &RegisterKvCache, chunk_size: u32) -> Result<(), Wir
 
 fn lookup(server: &Server, session: &mut Session, request: &Lookup) -> Result<Reply, WireError> {
     require_bound(server, session)?;
-    let tails = convert::tails(&request.tails);
+    let tails = TailList::new(convert::tails(&request.tails));
     let request = LookupRequest {
         domain_seed: request.domain_seed,
         session: request.session,

@@ -79,7 +79,7 @@ def reach(hit: Answer) -> int:
 class _Asked:
     """A lookup at all servers."""
 
-    question: tuple[bytes, int, KeyChain, int, Sequence[tuple[int, int]]]
+    question: tuple[bytes, int, KeyChain, int]
     local: int
     pin: bool
     tickets: list[int | None]
@@ -162,11 +162,11 @@ class Fleet:
     # Lookups
 
     def lookup_start(
-        self, seed: bytes, session: int, chain: KeyChain, num_keys: int, tails: Sequence[tuple[int, int]],
+        self, seed: bytes, session: int, chain: KeyChain, tail_step: int,
         max_tokens: int, local_tokens: int, pin: bool = True,
     ) -> int:  # fmt: skip
         """Asks all servers at once."""
-        question = (seed, session, chain, num_keys, tails)
+        question = (seed, session, chain, tail_step)
         tickets: list[int | None] = [
             client.lookup_start(*question, max_tokens, local_tokens, pin) for client in self._clients
         ]

@@ -22,8 +22,6 @@ class Pending:
     cap: int
     local: int
     pin: bool
-    first: Answer | None = None
-    """The answer of the first round, while a second round looks at the tails of another chunk."""
 
 
 @dataclasses.dataclass
@@ -39,7 +37,7 @@ class RequestState:
     """One request, from its arrival to its end. Keys are computed once; answers of the server are never kept."""
 
     __slots__ = (
-        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "likely_end", "loaded", "next_chunk",
+        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "loaded", "next_chunk",
         "no_load", "no_store", "offer", "pending", "prompt_tail_done", "reach", "recheck", "request", "resets",
         "served", "session", "tail_end", "unit",
     )  # fmt: skip
@@ -55,8 +53,6 @@ class RequestState:
         """A load failed: the engine computes this request itself."""
         self.chain: KeyChain | None = None
         self.hashed = 0
-        self.likely_end = 0
-        """The chunk where the full ones ended when last asked: only a guess at where to look first."""
         self.pending: Pending | None = None
         self.offer: Offer | None = None
         self.held_pin: int | Pins = 0

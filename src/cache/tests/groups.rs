@@ -180,7 +180,7 @@ fn a_tail_hits_as_finely_as_it_was_stored() {
             domain_seed: rig.seed,
             session: 0,
             keys: &keys,
-            tails: &[bad],
+            tails: &TailList::new(vec![bad]),
             max_tokens: 1000,
             local_tokens: 0,
             pin: true,

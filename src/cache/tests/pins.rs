@@ -91,7 +91,7 @@ fn a_hit_is_cut_to_the_longest_prefix_that_fits() {
         domain_seed: rig.seed,
         session: 0,
         keys: &keys,
-        tails: &[],
+        tails: &TailList::default(),
         max_tokens: u64::MAX,
         local_tokens: 0,
         pin: false,

@@ -1,5 +1,6 @@
 //! Random orders of everything, with every invariant checked after each step.
 
+use super::super::lookup::{Limits, Presence, Source, TailPresence, plan};
 use super::*;
 use proptest::prelude::*;
 
@@ -300,6 +301,11 @@ impl World {
         let direct = self.look_up_direct(peer, prompt, &tails, keep);
         let answer = self.rig.lookup(&self.peers[peer], prompt, 4, &tails);
         assert_eq!(direct.present_tokens, answer.present_tokens);
+        assert_eq!(
+            direct.hit_tokens,
+            self.longest(prompt, &tails),
+            "looking at fewer tails costs no hit"
+        );
         assert!(
             direct.hit_tokens >= answer.hit_tokens,
             "only the server knows what this peer's pins keep"
@@ -328,6 +334,56 @@ impl World {
         } else {
             self.rig.release(&self.peers[peer], answer.pin);
         }
+    }
+
+    /// The longest hit, from everything that is there of a prompt.
+    fn longest(&self, prompt: u32, tails: &[Tail]) -> u64 {
+        let held = |key, group, tokens| {
+            let view = self.rig.core.index.reader().lookup(&ObjectId { key, group })?;
+            (view.tokens == tokens).then_some(view.held_from)
+        };
+        let mut presence = Presence::default();
+        let mut note = |source: Source, key, tokens| {
+            let mut groups = 0;
+            for group in 0..3 {
+                let Some(held_from) = held(key, group, tokens) else {
+                    continue;
+                };
+                groups |= 1 << group;
+                if held_from > 0 {
+                    presence.holes.insert((source, 1 << group), held_from);
+                }
+            }
+            groups
+        };
+        let mut chunks: Vec<u32> = (0..4)
+            .map(|chunk| note(Source::Chunk(chunk), key(prompt, chunk, CHUNK), CHUNK))
+            .collect();
+        let tails: Vec<TailPresence> = (0..)
+            .zip(tails)
+            .map(|(at, tail)| TailPresence {
+                chunk: tail.chunk,
+                tokens: tail.tokens,
+                groups: note(Source::Tail(at), tail.key, tail.tokens),
+            })
+            .collect();
+        // Behind the first chunk that full attention lacks there is nothing.
+        let full = chunks.iter().take_while(|groups| *groups & 1 != 0).count();
+        chunks.truncate(full);
+        presence.chunks = chunks;
+        presence.tails = tails;
+        let shape = |(at, group): (usize, GroupRegistration)| GroupShape {
+            group: group.group,
+            kind: group.kind,
+            bit: 1 << at,
+        };
+        let groups: Vec<GroupShape> = groups_of(0).into_iter().enumerate().map(shape).collect();
+        let limits = Limits {
+            chunk_size: CHUNK.into(),
+            max_tokens: u64::MAX,
+            local_tokens: 0,
+        };
+        plan(&groups, &presence, &limits).hit_tokens
     }
 
     /// Looks a prompt up without the server, and keeps the pin or takes it back.

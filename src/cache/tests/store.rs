@@ -519,7 +519,7 @@ fn domains_of_several_sizes_share_a_pool() {
             domain_seed: ChunkKey::from_bytes([seed; 32]),
             session: 1,
             keys: &[],
-            tails: &tail,
+            tails: &TailList::new(tail.to_vec()),
             max_tokens: u64::MAX,
             local_tokens: 0,
             pin: false,

@@ -1,0 +1,82 @@
+//! The tails of a prompt: fronts of its chunks, at the boundaries inside a chunk where a hit may end.
+//!
+//! May import this module's `api`.
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::ops::Range;
+
+use super::api::Tail;
+
+/// Where a lookup gets its tails from. It asks for those of a chunk only where they can matter, so that a client may compute
+/// keys when they are asked for.
+pub trait Tails: Debug + Sync {
+    /// The chunks that have any.
+    fn chunks(&self) -> Range<u32>;
+    /// Those of a chunk, the shortest first.
+    fn of(&self, chunk: u32) -> Cow<'_, [Tail]>;
+    /// Tokens of the prompt up to the end of the last tail, in chunks of `chunk_size`; 0 without tails.
+    fn end(&self, chunk_size: u32) -> u64;
+}
+
+/// Tails that are all there.
+#[derive(Clone, Debug, Default)]
+pub struct TailList(Vec<Tail>);
+
+impl TailList {
+    /// These, in any order.
+    pub fn new(mut tails: Vec<Tail>) -> Self {
+        tails.sort_by_key(|tail| (tail.chunk, tail.tokens));
+        Self(tails)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Tail> {
+        self.0.iter()
+    }
+}
+
+impl Tails for TailList {
+    fn chunks(&self) -> Range<u32> {
+        match (self.0.first(), self.0.last()) {
+            (Some(first), Some(last)) => first.chunk..last.chunk.saturating_add(1),
+            _ => 0..0,
+        }
+    }
+
+    fn of(&self, chunk: u32) -> Cow<'_, [Tail]> {
+        let first = self.0.partition_point(|tail| tail.chunk < chunk);
+        let count = self.0[first..].partition_point(|tail| tail.chunk == chunk);
+        Cow::Borrowed(&self.0[first..first + count])
+    }
+
+    fn end(&self, chunk_size: u32) -> u64 {
+        let end = |tail: &Tail| u64::from(tail.chunk) * u64::from(chunk_size) + u64::from(tail.tokens);
+        self.0.iter().map(end).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::ChunkKey;
+
+    #[test]
+    fn tails_are_found_by_chunk_whatever_their_order() {
+        let tail = |chunk, tokens| Tail {
+            key: ChunkKey::from_bytes([tokens as u8; 32]),
+            chunk,
+            tokens,
+        };
+        let list = TailList::new(vec![tail(4, 32), tail(2, 16), tail(4, 16), tail(2, 48)]);
+        assert_eq!(list.chunks(), 2..5);
+        assert_eq!(*list.of(2), [tail(2, 16), tail(2, 48)]);
+        assert!(list.of(3).is_empty() && list.of(5).is_empty());
+        assert_eq!(*list.of(4), [tail(4, 16), tail(4, 32)]);
+        assert_eq!(list.end(64), 4 * 64 + 32);
+        assert_eq!(
+            (TailList::default().chunks(), TailList::default().end(64)),
+            (0..0, 0)
+        );
+    }
+}
