@@ -220,6 +220,9 @@ class Client:
         self.stored: list[list[Any]] = []
         """Per call the objects."""
         self.outcomes: list[list[str]] = []
+        self.superseded: list[Any] = []
+        self.parts: list[int] = []
+        """Per call the part."""
         self.there: set[tuple[bytes, int]] = set()
         """Objects that `present` finds."""
         self.loaded: list[Any] = []
@@ -261,16 +264,20 @@ class Client:
         return True
 
     def store(self, part: int, runs: Sequence[StoreRun], supersedes: Sequence[Any] = ()) -> list[list[str]]:
+        self.parts.append(part)
+        self.superseded += supersedes
         self.stored.append(objects(runs))
         return self.outcomes or [["published"] * len(objects([run])) for run in runs]
 
     def present(self, part: int, objects: Sequence[tuple[bytes, int]]) -> list[bool]:
+        self.parts.append(part)
         return [one in self.there for one in objects]
 
     def count_failed_loads(self, loads: int) -> None:
         pass
 
     def load(self, session: int, part: int, runs: Sequence[LoadRun]) -> list[list[bool]]:
+        self.parts.append(part)
         self.loaded.append(objects(runs))
         if isinstance(self.load_answer, Exception):
             raise self.load_answer

@@ -37,6 +37,7 @@ LAYERS = 2
 FULL_SPECS = (fakes.FullAttentionSpec(16, page_size_bytes=512),)
 WINDOW_SPECS = (fakes.FullAttentionSpec(16, page_size_bytes=512), fakes.SlidingWindowSpec(16, 256, sliding_window=32))
 HYBRID_SPECS = (fakes.FullAttentionSpec(32, page_size_bytes=512), fakes.MambaSpec(32, page_size_bytes=384))
+LATENT_HYBRID_SPECS = (fakes.MLAAttentionSpec(32, page_size_bytes=512), fakes.MambaSpec(32, page_size_bytes=384))
 
 
 class Request(fakes.Request):
@@ -153,17 +154,17 @@ class Engine:
             "kvasir.socket": socket, "kvasir.weights_id": "w", "kvasir.lookup_wait": 20.0, "kvasir.deadline": 20.0,
             "kvasir.heartbeat_interval": 0.1, "kvasir.credit_bytes": 1 << 20,
         } | {f"kvasir.{key}": value for key, value in settings.items()}  # fmt: skip
-        self.kv_config = _kv_config(specs, shape)
+        self.kv_config = kv_config(specs, shape)
         self.geometry = geometries.resolve(self.kv_config, shape.dcp)
         span = max(span for _, span in self.geometry.spans)
-        config = functools.partial(_config, name, extra, span, shape)
+        self.config = config = functools.partial(_config, name, extra, span, shape)
         self.ranks = [
-            Rank(config(rank), _kv_config(specs, shape), rank, shape.held(rank, specs)) for rank in range(shape.ranks)
+            Rank(config(rank), kv_config(specs, shape), rank, shape.held(rank, specs)) for rank in range(shape.ranks)
         ]
         if odd is not None:
             self.ranks[-1].connector.shutdown()
             last = shape.ranks - 1
-            self.ranks[-1] = Rank(config(last), _kv_config(odd, shape), last, shape.held(last, odd))
+            self.ranks[-1] = Rank(config(last), kv_config(odd, shape), last, shape.held(last, odd))
         if shape.pp > 1:
             Stages(self.ranks, shape.tp).register()
         else:
@@ -176,6 +177,8 @@ class Engine:
         self.computed: dict[str, int] = {}
         self.reported: dict[str, int] = {}
         """How often each request has been reported by all ranks."""
+        self.orphaned = 0
+        """Requests that workers have reported chunks of whose parents the server did not have."""
         self._free = list(range(BLOCKS - 1, 0, -1))
         self._new: list[str] = []
         self._finished: set[str] = set()
@@ -317,6 +320,7 @@ class Engine:
             own = worker.build_connector_worker_meta()
             if own is not None:
                 report = own if report is None else report.aggregate(own)
+                self.orphaned += len(own.report.orphaned)
             worker.clear_connector_metadata()
         for key, (_, reached) in (scheduled or {}).items():
             self.computed[key] = reached
@@ -397,7 +401,8 @@ class Engine:
         return True
 
 
-def _kv_config(specs: Sequence[Any], shape: Shape) -> Any:
+def kv_config(specs: Sequence[Any], shape: Shape) -> Any:
+    """What the engine's workers of a shape resolve specs to."""
     own = copy.deepcopy(specs)  # a test may change those of one engine
     config = fakes.kv_config(*own, layers=LAYERS, num_blocks=BLOCKS, kv_cache_layout="LBHNC")
     for spec in own:

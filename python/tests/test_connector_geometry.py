@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Sequence
 from fractions import Fraction
@@ -120,7 +121,7 @@ def test_ranks_with_the_same_bytes_are_one_part(tp: int, pp: int, replicas: int,
     found = []
     for rank in range(tp * pp):
         parallel = types.SimpleNamespace(rank=rank, tensor_parallel_size=tp, pipeline_parallel_size=pp)
-        one = worker.rank_of(parallel, shards(tp, replicas))
+        (one,) = worker.rank_of(parallel, [shards(tp, replicas)]).groups
         found.append((one.part, one.parts, one.stores))
     assert found == expected
 
@@ -132,7 +133,7 @@ def shards(tp: int, replicas: int) -> list[int]:
 
 def rank_of(rank: int, tp: int, pp: int, shards: Sequence[int], servers: int) -> worker.Rank:
     parallel = types.SimpleNamespace(rank=rank, tensor_parallel_size=tp, pipeline_parallel_size=pp)
-    return worker.rank_of(parallel, shards, servers)
+    return worker.rank_of(parallel, [shards], servers)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_ranks_and_parts_count_per_server(
     tp: int, pp: int, replicas: int, servers: int, expected: list[tuple[int, ...]]
 ) -> None:
     ranks = [rank_of(rank, tp, pp, shards(tp, replicas), servers) for rank in range(tp * pp)]
-    assert [(r.server, r.rank, r.world_size, r.part, r.parts, r.stores) for r in ranks] == expected
+    assert [(r.server, r.rank, r.world_size, *dataclasses.astuple(r.groups[0])) for r in ranks] == expected
 
 
 LATENT = fakes.MLAAttentionSpec(16, max_tp_shards=1)
@@ -175,7 +176,6 @@ DRAFT = fakes.MLAAttentionSpec(16, max_tp_shards=1, dcp_sharded=False)
         ([UNDECLARED], 2, 1, (0, 1)),
         ([LATENT, UNDECLARED], 2, 1, (0, 1)),
         ([LATENT, TWO_HEADS], 4, 1, (0, 0, 1, 1)),
-        ([LATENT, fakes.MambaSpec(16)], 2, 1, (0, 1)),
         # Context-parallel ranks are neighbours: the same tokens are on every `dcp`-th rank.
         ([LATENT], 2, 2, (0, 1)),
         ([LATENT], 4, 2, (0, 1, 0, 1)),
@@ -192,7 +192,52 @@ DRAFT = fakes.MLAAttentionSpec(16, max_tp_shards=1, dcp_sharded=False)
 )
 def test_which_ranks_hold_the_same_bytes(specs: list[Any], tp: int, dcp: int, expected: tuple[int, ...]) -> None:
     config = fakes.kv_config(*specs)
-    assert geometry.shards(config, geometry.resolve(config, dcp), tp, dcp) == expected
+    assert geometry.shards(config, geometry.resolve(config, dcp), tp, dcp) == (expected,)
+
+
+WINDOW = fakes.SlidingWindowSpec(16, sliding_window=32, max_tp_shards=1)
+STATE = fakes.MambaSpec(16)
+
+
+@pytest.mark.parametrize(
+    ("specs", "tp", "dcp", "expected"),
+    [
+        ([LATENT, STATE], 2, 1, ((0, 0), (0, 1))),
+        ([LATENT, STATE], 4, 2, ((0, 1, 0, 1), (0, 1, 2, 3))),
+        ([LATENT, WINDOW], 2, 1, ((0, 0), (0, 0))),
+        ([TWO_HEADS, WINDOW], 4, 1, ((0, 0, 1, 1), (0, 0, 1, 1))),  # a window is told apart as finely as full attention
+        ([LATENT, WINDOW, STATE], 2, 1, ((0, 0), (0, 0), (0, 1))),
+        ([WINDOW, STATE], 2, 1, ((0, 0), (0, 1))),  # nothing that they hang under
+        # Ranks 0 and 1 hold the same of the window, but other tokens of full attention.
+        ([LATENT, dataclasses.replace(WINDOW, max_tp_shards=2, dcp_sharded=False)], 4, 2, ((0, 1, 0, 1), (0, 1, 2, 3))),
+    ],
+)
+def test_each_group_has_shards_of_its_own(
+    specs: list[Any], tp: int, dcp: int, expected: tuple[tuple[int, ...], ...]
+) -> None:
+    config = fakes.kv_config(*specs)
+    resolved = geometry.resolve(config, dcp)
+    assert [group.kv_groups for group in resolved.object_groups] == [(at,) for at in range(len(specs))]
+    assert geometry.shards(config, resolved, tp, dcp) == expected
+
+
+@pytest.mark.parametrize(
+    ("pp", "servers", "expected"),
+    [
+        # (server, part, parts there, stores) of attention that is the same everywhere, and of states.
+        (1, 1, [(0, (0, 1, True), (0, 4, True))] + [(0, (0, 1, False), (rank, 4, True)) for rank in (1, 2, 3)]),
+        (1, 2, [(0, (0, 1, True), (0, 2, True)), (0, (0, 1, False), (1, 2, True)),
+                (1, (0, 1, True), (0, 2, True)), (1, (0, 1, False), (1, 2, True))]),
+        (2, 1, [(0, (rank // 4, 2, rank % 4 == 0), (rank, 8, True)) for rank in range(8)]),
+    ],
+)  # fmt: skip
+def test_each_group_has_parts_of_its_own(pp: int, servers: int, expected: list[tuple[Any, ...]]) -> None:
+    found = []
+    for rank in range(4 * pp):
+        parallel = types.SimpleNamespace(rank=rank, tensor_parallel_size=4, pipeline_parallel_size=pp)
+        one = worker.rank_of(parallel, [(0, 0, 0, 0), (0, 1, 2, 3)], servers)
+        found.append((one.server, *map(dataclasses.astuple, one.groups)))
+    assert found == expected
 
 
 def test_layers_of_a_collection_and_scratch_count_by_what_is_stored() -> None:
@@ -201,7 +246,7 @@ def test_layers_of_a_collection_and_scratch_count_by_what_is_stored() -> None:
     scratch = fakes.FullAttentionSpec(16, prefix_cacheable=False)
     for specs, expected in (([collection], (0, 1)), ([LATENT, scratch], (0, 0))):
         config = fakes.kv_config(*specs)
-        assert geometry.shards(config, geometry.resolve(config), 2, 1) == expected
+        assert geometry.shards(config, geometry.resolve(config), 2, 1) == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -217,18 +262,18 @@ def test_layers_of_a_collection_and_scratch_count_by_what_is_stored() -> None:
 )  # fmt: skip
 def test_the_lowest_rank_of_a_shard_stores_it(pp: int, servers: int, expected: list[tuple[int, ...]]) -> None:
     ranks = [rank_of(rank, 4, pp, (0, 1, 0, 1), servers) for rank in range(4 * pp)]
-    assert [(r.server, r.part, r.parts, r.stores) for r in ranks] == expected
+    assert [(r.server, *dataclasses.astuple(r.groups[0])) for r in ranks] == expected
 
 
 def test_pipeline_stages_have_one_fingerprint_in_their_order() -> None:
-    one, two = Stage(b"1" * 32, (0, 0)), Stage(b"2" * 32, (0, 0))
+    one, two = Stage(b"1" * 32, ((0, 0),)), Stage(b"2" * 32, ((0, 0),))
     assert combine([one]) == one.fingerprint
     assert len({combine([one, two]), combine([two, one]), one.fingerprint, two.fingerprint}) == 4
-    assert combine([one, two]) == combine([Stage(b"1" * 32, (0, 0)), Stage(b"2" * 32, (0, 0))])
+    assert combine([one, two]) == combine([Stage(b"1" * 32, ((0, 0),)), Stage(b"2" * 32, ((0, 0),))])
     with pytest.raises(LayoutRefused, match="stage 1 has refused"):
         combine([one, None])
-    with pytest.raises(LayoutRefused, match=r"\[\(0, 0\), \(0, 1\)\]"):
-        combine([one, Stage(b"2" * 32, (0, 1))])
+    with pytest.raises(LayoutRefused, match=r"\[\(\(0, 0\),\), \(\(0, 1\),\)\]"):
+        combine([one, Stage(b"2" * 32, ((0, 1),))])
 
 
 def test_a_pipeline_stage_without_a_layer_of_some_group_is_refused() -> None:

@@ -134,3 +134,16 @@ def test_the_commit_of_another_repository_says_nothing_about_the_weights() -> No
     assert identity.weights_id(pinned, None) == b"acme/tiny@" + b"0" * 40
     beside = config("acme/tiny", commit="abc", hf_config_path="acme/tiny")
     assert identity.weights_id(beside, None) == b"acme/tiny@abc"
+
+
+def test_ranks_that_share_other_groups_are_of_another_shape() -> None:
+    parallel = types.SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1, decode_context_parallel_size=1)
+    own, same = (0, 1), (0, 0)
+
+    def shape(*shards: tuple[int, ...]) -> str:
+        return identity.parallel_shape(parallel, (), shards)
+
+    # One number per rank says it where all groups agree, and none where nothing is shared.
+    assert shape(own) == shape(own, own) == identity.parallel_shape(parallel)
+    assert shape(same) == shape(same, same) and shape(same).endswith(",shards=0.0")
+    assert shape(same, own).endswith(",shards=0.0/0.1") and shape(own, same).endswith(",shards=0.1/0.0")

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from fakes import Client, full, key, objects, packed, windowed
+from fakes import Client, full, hybrid, key, objects, packed, windowed
 from kvasir import KvasirError
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.layout import Layout, Page
 from kvasir.vllm.meta import Load, LoadRun, StepPlan, StoreRun, Stores
 from kvasir.vllm.notes import Notes
-from kvasir.vllm.worker import Rank, Results, WorkerRole
+from kvasir.vllm.worker import Part, Rank, Results, WorkerRole
 
 PAGE = 256
 BLOCKS = 8
@@ -23,7 +23,8 @@ BLOCKS = 8
 class Worker:
     """A worker role with one region of memory."""
 
-    def __init__(self, geometry: Geometry, stores: bool = True) -> None:
+    def __init__(self, geometry: Geometry, *parts: Part) -> None:
+        """`parts`: by object group; the only one of each if there are none."""
         self.memory = ctypes.create_string_buffer(b"\1" * (PAGE * BLOCKS), PAGE * BLOCKS)
         self.client = Client()
         self.client.set_memory = lambda *args: None  # type: ignore[attr-defined]
@@ -31,7 +32,8 @@ class Worker:
         self.refusal: KvasirError | None = None
         self.client.register = self.register  # type: ignore[attr-defined]
         notes = Notes(logging.getLogger("test"), "worker")
-        self.role = WorkerRole(geometry, self.client, Rank(0, 1, 0, 1, stores), notes)  # type: ignore[arg-type]
+        rank = Rank(0, 1, parts or (Part(0, 1, True),) * len(geometry.object_groups))
+        self.role = WorkerRole(geometry, self.client, rank, notes)  # type: ignore[arg-type]
         groups = {member: [Page(0, 0, PAGE, PAGE)] for group in geometry.object_groups for member in group.kv_groups}
         layout = Layout([(ctypes.addressof(self.memory), len(self.memory))], BLOCKS, groups, {})
         self.role.register({}, layout, {"weights_id": b"w"})
@@ -159,9 +161,42 @@ def test_nothing_computed_from_blocks_that_were_not_loaded_is_stored() -> None:
 
 
 def test_a_rank_with_a_copy_of_the_bytes_stores_nothing() -> None:
-    worker = Worker(full(), stores=False)
+    worker = Worker(full(), Part(0, 1, False))
     worker.role.save(Stores([stored("a", 1)], ["r"]))
     assert worker.client.stored == []
+
+
+def test_each_group_is_stored_and_loaded_as_its_own_part() -> None:
+    worker = Worker(hybrid(), Part(0, 1, False), Part(2, 4, True))
+    state = StoreRun(key("a"), None, 1, 64, [packed(1), packed(2)])
+    worker.client.there = {(key("a"), 0)}
+    worker.role.save(Stores([stored("a", 1), state], ["r", "s"], supersedes=[(key("t"), 0)], may_exist=[0, 1]))
+    assert worker.client.stored == [[(key("a"), None, 1, 64, [[1], [2]])]]
+    assert worker.client.parts == [2, 2] and worker.client.superseded == []
+    worker.client.outcomes = [["no_parent"]]
+    worker.role.save(Stores([stored("b", 1), state], ["r", "s"]))
+    report = worker.role.take_report()
+    assert report is not None and report.orphaned == {"s"}
+    worker.client.parts.clear()
+    states = LoadRun(key("a"), 1, 64, [packed(4), packed(5)])
+    worker.client.load_answer = [[False]]
+    worker.role.start_loads(StepPlan(sync_loads=[Load("r", 1, [states, ITEM])]))
+    assert worker.client.parts == [2, 0] and worker.client.loaded == [objects([states]), objects([ITEM])]
+    assert worker.role.take_bad_blocks() == {1, 2, 3, 4, 5}
+
+
+def test_full_attention_goes_first_and_only_awaited_parts_are_skipped() -> None:
+    worker = Worker(hybrid(), Part(0, 1, True), Part(2, 4, True))
+    state = StoreRun(key("a"), None, 1, 64, [packed(1), packed(2)])
+    stores = Stores([state, stored("a", 1)], ["s", "r"], supersedes=[(key("t"), 0)])
+    worker.client.outcomes = [["published"]]
+    worker.role.save(stores)
+    assert worker.client.parts == [0, 2] and worker.client.superseded == [(key("t"), 0)]
+    assert worker.client.stored == [[(key("a"), None, 0, 64, [[1]])], [(key("a"), None, 1, 64, [[1], [2]])]]
+    worker.client.load_answer = [[False]]
+    worker.role.start_loads(StepPlan(sync_loads=[Load("s", 1, [ITEM], blocks=[1, 2, 3])]))
+    worker.role.save(stores)
+    assert worker.client.stored[2:] == [[(key("a"), None, 1, 64, [])]]
 
 
 def test_a_new_weight_epoch_registers_another_domain_once() -> None:

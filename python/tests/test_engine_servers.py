@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripted import FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, Spared
+from scripted import FULL_SPECS, HYBRID_SPECS, LATENT_HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, Spared
 from server_status import assert_nothing_held, counts, status
 from test_native import Server, client
 
-MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "recurrent": HYBRID_SPECS}
+MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "recurrent": HYBRID_SPECS, "latent": LATENT_HYBRID_SPECS}
 CHUNKS = 4
 TOKENS = CHUNKS * 64
 
@@ -34,11 +34,11 @@ def servers(tmp_path: pathlib.Path) -> Iterator[list[Server]]:
 
 @pytest.fixture
 def start(servers: list[Server], spared: Spared) -> Iterator[Callable[..., Engine]]:
-    """Starts scripted engines of two ranks, the first at the first server and the second at the other."""
+    """Starts scripted engines, of two ranks if not told otherwise: one half at the first server, the other at the other."""
     with contextlib.ExitStack() as stack:
 
-        def engine(model: str, name: str) -> Engine:
-            one = Engine([server.socket for server in servers], MODELS[model], name, shape=Shape(ranks=2))
+        def engine(model: str, name: str, shape: Shape = Shape(ranks=2)) -> Engine:
+            one = Engine([server.socket for server in servers], MODELS[model], name, shape=shape)
             stack.callback(one.close)
             return one
 
@@ -68,6 +68,33 @@ def test_the_shortest_hit_counts_with_its_own_windows_and_states(
     reader.step()
     assert reader.wait("r") == set()
     assert reader.holds(request, 128)
+    reader.finish(request)
+    for server in servers:
+        assert_nothing_held(server)
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+def test_each_server_has_what_its_ranks_share_once(
+    servers: list[Server], start: Callable[..., Engine], last_first: bool
+) -> None:
+    shape = Shape(ranks=4, heads=1)
+    writer = start("latent", "writer", shape)
+    if last_first:
+        writer.ranks.reverse()
+    writer.prefill(Request("w", TOKENS), steps=range(64, TOKENS + 1, 64))
+    assert writer.orphaned == 0
+    for server in servers:
+        workers = [client for client in status(server)["clients"] if client["kind"] == "worker"]
+        stores = {client["registered"]["rank"]: client["reported"]["stores"] for client in workers}
+        assert stores == {0: 2 * CHUNKS, 1: CHUNKS}
+        # Per chunk two blocks of attention in two layers, and a state of either rank.
+        assert counts(server)["stored_bytes"] == CHUNKS * (2 * 2 * 512 + 2 * 2 * 384)
+
+    reader, request = start("latent", "reader", shape), Request("r", TOKENS + 1)
+    assert reader.ask(request) == (TOKENS, True)
+    reader.allocate(request, TOKENS, more=1)
+    reader.step()
+    assert reader.wait("r") == set() and reader.holds(request, TOKENS)
     reader.finish(request)
     for server in servers:
         assert_nothing_held(server)

@@ -57,7 +57,7 @@ class Engine:
             parallel = types.SimpleNamespace(
                 rank=number, tensor_parallel_size=RANKS, pipeline_parallel_size=1, decode_context_parallel_size=1
             )
-            rank = worker.rank_of(parallel, [rank // replicas for rank in range(RANKS)], len(sockets))
+            rank = worker.rank_of(parallel, [[rank // replicas for rank in range(RANKS)]], len(sockets))
             one = client(sockets[rank.server], "worker", own)
             one.negotiate(GEOMETRY.alignment, spans, 256)
             role = worker.WorkerRole(GEOMETRY, one, rank, NOTES)
@@ -80,7 +80,7 @@ class Engine:
     def fill(self) -> None:
         """Bytes that differ between ranks that hold different shards, blocks and layers."""
         for rank, memory in zip(self.places, self.memory):
-            shard = rank.server * 16 + rank.part
+            shard = rank.server * 16 + rank.groups[0].part
             for at in range(0, len(memory), PAGE):
                 page = bytes((shard * 37 + at // PAGE * 11 + byte // 7) % 251 + 1 for byte in range(PAGE))
                 ctypes.memmove(ctypes.addressof(memory) + at, page, PAGE)
@@ -145,10 +145,10 @@ def test_ranks_on_two_servers_restore_each_its_own_bytes(servers: list[Server], 
         first.fill()
         first.compute("writes")
         # Three chunks and the tail of 16; a shard that several ranks of a server hold is stored there once.
-        shards = len({(rank.server, rank.part) for rank in first.places})
+        shards = len({(rank.server, rank.groups[0].part) for rank in first.places})
         stored = sum(status(server)["counters"]["stored_bytes"] for server in servers)
         assert stored == shards * 13 * 2 * PAGE
-        assert [rank.stores for rank in first.places] == (
+        assert [rank.groups[0].stores for rank in first.places] == (
             [True] * 4 if replicas == 1 else [True, False, True, False]
         )
         table = [list(range(18, 31))]

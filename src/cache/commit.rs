@@ -7,8 +7,9 @@ use super::core::{Core, RankRegistration};
 use super::error::CoreError;
 use super::evict::{Later, Need};
 use super::partials::PartialKey;
+use super::place::Place;
 use super::record::{Holding, RecordWords};
-use super::registry::{Domain, DomainGroup};
+use super::registry::Domain;
 use crate::geometry::ObjectKind;
 use crate::pool::body::{MAX_PART_EXTENTS, PartBody};
 use crate::pool::{Extent, RecordState, count_frames, frames_for};
@@ -22,19 +23,12 @@ struct Checked<'a> {
 }
 
 /// Who commits, and where.
-struct Context {
+pub(super) struct Context {
     client: ClientId,
     instance: [u8; 16],
     commits: u64,
-    domain: u32,
-    chunk: u32,
-}
-
-/// Where an object hangs.
-enum Place {
-    Root,
-    Under { record: u32, beside: bool },
-    Missing,
+    pub(super) domain: u32,
+    pub(super) chunk: u32,
 }
 
 impl Core {
@@ -257,6 +251,10 @@ impl Core {
             .partials
             .add_part(&key, item.part, part, item.held_from, context.client)
         {
+            if !self.hang_complete(context, item, record)? {
+                self.end_partial(&key, Later::TurnedAway)?;
+                return Ok(CommitOutcome::NoParent);
+            }
             return self.publish(&key);
         }
         Ok(CommitOutcome::PartAccepted)
@@ -306,7 +304,11 @@ impl Core {
             return Ok(Some(CommitOutcome::Dropped));
         };
         let (bit, parts) = (group.bit, group.parts);
-        let (parent, beside) = match self.place(context, domain, group, item) {
+        let place = match domain.may_precede_anchor(group) {
+            true => Place::Root,
+            false => self.place(context, domain, group, item),
+        };
+        let (parent, beside) = match place {
             Place::Root => (None, false),
             Place::Under { record, beside } => (Some(record), beside),
             Place::Missing => return Ok(Some(CommitOutcome::NoParent)),
@@ -329,38 +331,6 @@ impl Core {
         let key = context.key(&item.id);
         self.partials.open(key, record, item.tokens, parts, opened);
         Ok(None)
-    }
-
-    /// Where an object hangs: full attention under the chunk before, all others under the full-attention
-    /// object of their key. A state or window of a tail whose attention bytes were not stored (the full
-    /// chunk has them) hangs under the chunk before; without a full-attention group all are roots.
-    fn place(&self, context: &Context, domain: &Domain, group: &DomainGroup, item: &StoreItem) -> Place {
-        let under = |group: u16, beside: bool, tokens: u32, key| {
-            let id = ObjectId { key, group };
-            let live = self.live(context.domain, &id);
-            let found = live.or_else(|| {
-                let partial = self.partials.get(&context.key(&id))?;
-                Some((partial.record, partial.tokens))
-            });
-            match found.filter(|(_, t)| *t == tokens) {
-                Some((record, _)) => Place::Under { record, beside },
-                None => Place::Missing,
-            }
-        };
-        let before = |group: u16| match item.parent {
-            Some(parent) => under(group, false, context.chunk, parent),
-            None => Place::Root,
-        };
-        if group.kind == ObjectKind::Full {
-            return before(group.group);
-        }
-        let Some(anchor) = domain.anchor else {
-            return Place::Root;
-        };
-        match under(anchor, true, item.tokens, item.id.key) {
-            Place::Missing if item.tokens < context.chunk => before(anchor),
-            place => place,
-        }
     }
 
     /// Marks a tail that other objects have made needless. What is no tail is left alone.
@@ -386,7 +356,7 @@ impl Core {
 }
 
 impl Context {
-    fn key(&self, id: &ObjectId) -> PartialKey {
+    pub(super) fn key(&self, id: &ObjectId) -> PartialKey {
         PartialKey {
             instance: self.instance,
             id: *id,

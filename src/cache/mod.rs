@@ -24,6 +24,7 @@ mod loom;
 mod partials;
 pub mod pin_words;
 mod pins;
+mod place;
 mod policy;
 mod probe;
 mod publish;

@@ -161,6 +161,12 @@ impl Records {
         }
     }
 
+    /// Hangs the record of a partial that was opened without a parent.
+    pub(super) fn hang(&mut self, record: u32, parent: u32, beside: bool) {
+        self.get_mut(record).beside = beside;
+        self.attach(record, Some(parent));
+    }
+
     /// Hangs a live record under another one whose key is not its own.
     pub(super) fn move_up(&mut self, record: u32, parent: Option<u32>) {
         let entry = *self.get(record);

@@ -189,21 +189,39 @@ def describe(kv_cache_config: Any, dcp: int) -> dict[str, Any]:
     return {"dcp": dcp, "groups": groups}
 
 
-def shards(kv_cache_config: Any, geometry: Geometry, tp: int, dcp: int) -> tuple[int, ...]:
-    """Which bytes each tensor-parallel rank holds: ranks with one number hold the same of every layer.
+def shards(kv_cache_config: Any, geometry: Geometry, tp: int, dcp: int) -> tuple[tuple[int, ...], ...]:
+    """Per object group which bytes each tensor-parallel rank holds: ranks with one number hold the same of its objects.
+
+    What hangs under full attention is told apart as finely as that is at least. So whoever stores a part of it stores a
+    part of everything under it, and an object is never complete before the one that it hangs under.
+    """
+    held = [_held(kv_cache_config, group, tp, dcp) for group in geometry.object_groups]
+    full = [own for own, group in zip(held, geometry.object_groups) if group.kind == FULL]
+    return tuple(
+        _numbered([own] if group.kind == FULL else [*full, own])
+        for own, group in zip(held, geometry.object_groups)
+    )
+
+
+def _held(kv_cache_config: Any, group: ObjectGroup, tp: int, dcp: int) -> list[Any]:
+    """What each rank holds of an object group's layers.
 
     A layer's heads are split into as many shards as it declares, each held by a run of neighbouring ranks; where
     nothing is declared, every rank's bytes are its own. Context-parallel ranks are neighbours too, and each holds its
     own tokens of a layer whose blocks are sharded among them.
     """
-    members = [member for group in geometry.object_groups for member in group.kv_groups]
-    specs = [spec for member in members for _, spec in layer_specs(kv_cache_config.kv_cache_groups[member])]
+    specs = [spec for member in group.kv_groups for _, spec in layer_specs(kv_cache_config.kv_cache_groups[member])]
     splits = {(getattr(spec, "max_tp_shards", None), dcp if spec.dcp_sharded else 1) for spec in specs}
     if any(not heads or tp % heads for heads, _ in splits):
-        return tuple(range(tp))
-    held = [tuple((rank * heads // tp, rank % tokens) for heads, tokens in sorted(splits)) for rank in range(tp)]
-    numbers = {one: number for number, one in enumerate(dict.fromkeys(held))}
-    return tuple(numbers[one] for one in held)
+        return list(range(tp))
+    return [tuple((rank * heads // tp, rank % tokens) for heads, tokens in sorted(splits)) for rank in range(tp)]
+
+
+def _numbered(held: Sequence[Sequence[Any]]) -> tuple[int, ...]:
+    """Per rank the number of what it holds, all of it together; what appears first is 0."""
+    together = list(zip(*held))
+    numbers = {one: number for number, one in enumerate(dict.fromkeys(together))}
+    return tuple(numbers[one] for one in together)
 
 
 def _refusals(kv_cache_config: Any) -> list[str]:

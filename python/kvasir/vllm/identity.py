@@ -143,10 +143,11 @@ def binding_domain(vllm_config: Any, weights: bytes, spans: Iterable[int]) -> by
     return digest.digest()
 
 
-def parallel_shape(parallel_config: Any, sockets: Sequence[str] = (), shards: Sequence[int] = ()) -> str:
+def parallel_shape(parallel_config: Any, sockets: Sequence[str] = (), shards: Sequence[Sequence[int]] = ()) -> str:
     """How the model is split; engines of different shapes hold different bytes per rank.
 
-    `shards`: per tensor-parallel rank what it holds, which says whose part of an object is whose.
+    `shards`: per object group and tensor-parallel rank what it holds, which says whose part of an object is whose. Named
+    once where it is the same for all groups.
 
     Of several servers, which one has which ranks follows from their order, so the order belongs to the shape: else an
     engine that names them in another would find other ranks' bytes under its keys.
@@ -159,8 +160,9 @@ def parallel_shape(parallel_config: Any, sockets: Sequence[str] = (), shards: Se
         # Which tokens lie in which context-parallel rank's pages.
         "interleave": getattr(parallel_config, "cp_kv_cache_interleave_size", 1),
     }
-    if len(set(shards)) < len(shards):
-        fields["shards"] = ".".join(map(str, shards))
+    if any(len(set(ranks)) < len(ranks) for ranks in shards):
+        groups = [".".join(map(str, ranks)) for ranks in shards]
+        fields["shards"] = groups[0] if len(set(groups)) == 1 else "/".join(groups)
     if len(sockets) > 1:
         fields["servers"] = hashlib.blake2b("\0".join(sockets).encode(), digest_size=8).hexdigest()
     return ",".join(f"{name}={value}" for name, value in fields.items())

@@ -184,8 +184,8 @@ class Stage:
     """What a pipeline stage tells the others."""
 
     fingerprint: bytes
-    shards: tuple[int, ...]
-    """Per tensor-parallel rank what it holds."""
+    shards: tuple[tuple[int, ...], ...]
+    """Per object group and tensor-parallel rank what it holds."""
 
 
 def combine(stages: Sequence[Stage | None]) -> bytes:
@@ -196,7 +196,7 @@ def combine(stages: Sequence[Stage | None]) -> bytes:
     shards = sorted({stage.shards for stage in known})
     if len(shards) > 1:
         raise LayoutRefused(
-            f"the pipeline stages hold the same KV on different tensor-parallel ranks (shards by rank: {shards}), so "
+            f"the pipeline stages hold the same KV on different tensor-parallel ranks (shards by group and rank: {shards}), so "
             "the shards of an object cannot be counted; run this model without pipeline parallelism"
         )
     if len(known) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 KEY_BYTES = 32
@@ -96,6 +96,17 @@ class Stores:
     """Tails that these runs make needless: (key, object group)."""
     may_exist: list[int] = dataclasses.field(default_factory=list)
     """Places of the runs whose objects the server may have already. Workers ask before they copy them."""
+
+    def only(self, groups: Container[int]) -> Stores:
+        """What of this belongs to these object groups."""
+        kept = [at for at, run in enumerate(self.runs) if run.group in groups]
+        places = {at: place for place, at in enumerate(kept)}
+        return Stores(
+            runs=[self.runs[at] for at in kept],
+            owners=[self.owners[at] for at in kept],
+            supersedes=[one for one in self.supersedes if one[1] in groups],
+            may_exist=[places[at] for at in self.may_exist if at in places],
+        )
 
     def add(self, run: StoreRun, may_exist: bool = False) -> None:
         """Adds a run, whose owner is added apart."""

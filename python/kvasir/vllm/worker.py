@@ -11,12 +11,12 @@ import concurrent.futures
 import dataclasses
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvasir import Client, KvasirError, copy_path
 from kvasir.vllm import identity
-from kvasir.vllm.geometry import Geometry
+from kvasir.vllm.geometry import FULL, Geometry
 from kvasir.vllm.layout import Layout
 from kvasir.vllm.meta import Load, LoadRun, StepPlan, StepReport, Stores
 from kvasir.vllm.notes import Notes
@@ -25,18 +25,33 @@ LOAD_THREADS = 2
 
 
 @dataclasses.dataclass(frozen=True)
+class Part:
+    """A worker's part of the objects of an object group."""
+
+    part: int
+    """The one that it reads and writes."""
+    parts: int
+    stores: bool
+    """False where a lower rank of the same server holds the same bytes and stores them."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Rank:
     """This worker among the workers of its engine that use the same server."""
 
     rank: int
     world_size: int
-    part: int
-    """The part of an object that it reads and writes."""
-    parts: int
-    stores: bool
-    """False where a lower rank of the same server holds the same bytes and stores them."""
+    groups: tuple[Part, ...]
+    """By object group."""
     server: int = 0
     """Which of the engine's servers it uses."""
+
+    def by_part(self, groups: Iterable[int]) -> dict[int, list[int]]:
+        """The places of these object groups, by this worker's part of each: the client's calls take one part."""
+        places: dict[int, list[int]] = {}
+        for at, group in enumerate(groups):
+            places.setdefault(self.groups[group].part, []).append(at)
+        return places
 
 
 @dataclasses.dataclass
@@ -81,8 +96,8 @@ class WorkerRole:
     def _register(self, layout: Layout, domain: Mapping[str, Any]) -> None:
         geometry, rank = self._geometry, self._rank
         groups = [
-            (group.index, group.kind, rank.parts, rank.part, group.window_tokens, group.unit_bytes)
-            for group in geometry.object_groups
+            (group.index, group.kind, own.parts, own.part, group.window_tokens, group.unit_bytes)
+            for group, own in zip(geometry.object_groups, rank.groups, strict=True)
         ]
         self._client.register(
             domain,
@@ -93,7 +108,7 @@ class WorkerRole:
             groups,
             sum(len(pages) for pages in layout.groups.values()),
             layout.num_blocks,
-            rank.stores,
+            any(own.stores for own in rank.groups),
         )
 
     def say_path(self) -> None:
@@ -159,7 +174,7 @@ class WorkerRole:
                 self._client.count_failed_loads(max(sum(run.num_objects for run in runs), 1))
             return _all_blocks(load, runs)
         try:
-            good = self._client.load(load.session, self._rank.part, runs)
+            good = self._load(load.session, runs)
         except Exception as error:  # never into the engine: what was not loaded is computed
             self._notes.failure("load", "loading", error)
             return _all_blocks(load, runs)
@@ -168,6 +183,14 @@ class WorkerRole:
             if not all(fine):
                 bad |= run.blocks_of(at for at, was_fine in enumerate(fine) if not was_fine)
         return bad
+
+    def _load(self, session: int, runs: Sequence[LoadRun]) -> list[Sequence[bool]]:
+        """Per run which of its objects were loaded."""
+        good: list[Sequence[bool]] = [()] * len(runs)
+        for part, places in self._rank.by_part(run.group for run in runs).items():
+            for at, fine in zip(places, self._client.load(session, part, [runs[at] for at in places])):
+                good[at] = fine
+        return good
 
     def take_results(self) -> Results:
         """Asynchronous loads that have ended; each request once."""
@@ -184,9 +207,12 @@ class WorkerRole:
     # Stores
 
     def save(self, stores: Stores | None) -> None:
-        """Copies what a step completed and publishes it with one message."""
+        """Copies what a step completed and publishes it, with one message for each number that this rank's parts have."""
         suspect, self._suspect_steps = self._suspect_steps > 0, max(self._suspect_steps - 1, 0)
-        if stores is None or self._layout is None or not self._rank.stores:
+        if stores is None or self._layout is None:
+            return
+        stores = stores.only({group for group, own in enumerate(self._rank.groups) if own.stores})
+        if not stores.runs:
             return
         if suspect:
             # A load of this step failed, and what was computed from its blocks is wrong until the engine computes it
@@ -197,7 +223,7 @@ class WorkerRole:
         try:
             # What is there is not copied; saying so ends what another rank began because it was asked a moment earlier.
             stores = self._without_known(stores)
-            outcomes = self._client.store(self._rank.part, stores.runs, stores.supersedes)
+            outcomes = self._store(stores)
         except Exception as error:  # never into the engine: what was not stored is a later miss
             self._notes.failure("store", "storing", error)
             self._skip(stores)
@@ -209,7 +235,10 @@ class WorkerRole:
         if not stores.may_exist:
             return stores
         asked = [(key, stores.runs[at].group) for at in stores.may_exist for key in stores.runs[at].each_key()]
-        known = {one for one, there in zip(asked, self._client.present(self._rank.part, asked)) if there}
+        known: set[tuple[bytes, int]] = set()
+        for part, places in self._rank.by_part(group for _, group in asked).items():
+            own_part = [asked[at] for at in places]
+            known.update(one for one, there in zip(own_part, self._client.present(part, own_part)) if there)
         found = Stores(supersedes=stores.supersedes)
         for owner, run in zip(stores.owners, stores.runs):
             flags = [(key, run.group) in known for key in run.each_key()]
@@ -220,12 +249,24 @@ class WorkerRole:
                 found.owners.append(owner)
         return found
 
+    def _store(self, stores: Stores) -> list[Sequence[str]]:
+        """Per run what became of its objects."""
+        outcomes: list[Sequence[str]] = [()] * len(stores.runs)
+        full = {group.index for group in self._geometry.object_groups if group.kind == FULL}
+        by_part = self._rank.by_part(run.group for run in stores.runs)
+        # All else hangs under full attention, and may be complete with this rank's part.
+        for part in sorted(by_part, key=lambda part: full.isdisjoint(stores.runs[at].group for at in by_part[part])):
+            runs = [stores.runs[at] for at in by_part[part]]
+            needless = [one for one in stores.supersedes if self._rank.groups[one[1]].part == part]
+            for at, names in zip(by_part[part], self._client.store(part, runs, needless)):
+                outcomes[at] = names
+        return outcomes
+
     def _skip(self, stores: Stores) -> None:
         """Says that this rank's parts will not come, so that no object is made of parts of two computations."""
-        if self._rank.parts == 1:
-            return
+        awaited = [run._replace(blocks=[]) for run in stores.runs if self._rank.groups[run.group].parts > 1]
         try:
-            self._client.store(self._rank.part, [run._replace(blocks=[]) for run in stores.runs], [])
+            self._store(Stores(awaited))
         except Exception as error:  # the other ranks' parts go when space is needed
             self._notes.failure("skip", "giving up a store", error)
 
@@ -253,8 +294,8 @@ def server_of(rank: int, world_size: int, servers: int) -> int:
     return rank * servers // world_size
 
 
-def rank_of(parallel_config: Any, shards: Sequence[int], servers: int = 1) -> Rank:
-    """Which part of an object a worker holds: one per pipeline stage and distinct shard of its tensor-parallel ranks.
+def rank_of(parallel_config: Any, shards: Sequence[Sequence[int]], servers: int = 1) -> Rank:
+    """Which part of each object group's objects a worker holds: one per pipeline stage and distinct shard of the group.
 
     Ranks and parts are counted among the workers of one server, each of which keeps whole objects of those parts.
     """
@@ -263,10 +304,13 @@ def rank_of(parallel_config: Any, shards: Sequence[int], servers: int = 1) -> Ra
     own = parallel_config.rank % world
     server = server_of(own, world, servers)
     peers = [rank for rank in range(world) if server_of(rank, world, servers) == server]
-    held = {rank: (rank // tp, shards[rank % tp]) for rank in peers}
-    parts = sorted(set(held.values()))
-    lowest = min(rank for rank in peers if held[rank] == held[own])
-    return Rank(peers.index(own), len(peers), parts.index(held[own]), len(parts), stores=lowest == own, server=server)
+    groups = []
+    for ranks in shards:
+        held = {rank: (rank // tp, ranks[rank % tp]) for rank in peers}
+        parts = sorted(set(held.values()))
+        lowest = min(rank for rank in peers if held[rank] == held[own])
+        groups.append(Part(parts.index(held[own]), len(parts), stores=lowest == own))
+    return Rank(peers.index(own), len(peers), tuple(groups), server)
 
 
 def unsupported(parallel_config: Any) -> Sequence[str]:

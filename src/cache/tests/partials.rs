@@ -249,3 +249,81 @@ impl Rig {
         self.seed = seed;
     }
 }
+
+/// Two ranks of a model with full attention, which is the same on both and stored by the first, and states of each.
+fn ranks_with_states(rig: &mut Rig) -> Vec<Peer> {
+    (0..2)
+        .map(|rank| {
+            let peer = rig.peer(1);
+            let groups = [
+                group(0, ObjectKind::Full, 1, 0),
+                group(1, ObjectKind::Recurrent, 2, rank),
+            ];
+            rig.register(&peer, rank.into(), 2, &groups).unwrap();
+            peer
+        })
+        .collect()
+}
+
+fn put_state(rig: &mut Rig, peers: &[Peer], rank: usize, chunk: u32, tokens: u32) -> CommitOutcome {
+    let (_, parent) = chain(1, chunk);
+    let id = ObjectId {
+        key: key(1, chunk, tokens),
+        group: 1,
+    };
+    rig.try_put(&peers[rank], id, parent, tokens, rank as u16, UNIT)
+        .unwrap()
+}
+
+#[test]
+fn parts_of_a_rank_that_stores_no_attention_may_come_before_it() {
+    for first in [0, 1] {
+        let mut rig = Rig::new(128);
+        let r = ranks_with_states(&mut rig);
+        if first == 1 {
+            // Neither chunk 1 nor the one before it is known yet.
+            assert_eq!(put_state(&mut rig, &r, 1, 1, CHUNK), PartAccepted);
+            assert_eq!(put_state(&mut rig, &r, 1, 2, 32), PartAccepted);
+            rig.audit();
+        }
+        rig.put_chain(&r[0], 1, 2);
+        assert_eq!(rig.put(&r[0], key(1, 2, 32), 0, chain(1, 2).1, 32), Published);
+        let last = 1 - first;
+        if first == 0 {
+            assert_eq!(put_state(&mut rig, &r, 0, 1, CHUNK), PartAccepted);
+            assert_eq!(put_state(&mut rig, &r, 0, 2, 32), PartAccepted);
+        }
+        assert_eq!(rig.lookup(&r[0], 1, 2, &[]).hit_tokens, 0);
+        assert_eq!(put_state(&mut rig, &r, last, 1, CHUNK), Published);
+        assert_eq!(rig.lookup(&r[0], 1, 2, &[tail(1, 2, 32)]).hit_tokens, 128);
+        assert_eq!(put_state(&mut rig, &r, last, 2, 32), Published);
+        assert_eq!(rig.lookup(&r[0], 1, 2, &[tail(1, 2, 32)]).hit_tokens, 160);
+        assert_eq!(rig.core.status().partials, 0);
+        rig.audit();
+        rig.core.end_session(r[0].id, 1).unwrap();
+        let full = rig.record(key(1, 1, CHUNK), 0).unwrap();
+        assert!(!rig.core.records.may_go(full), "the state hangs under it");
+        assert_eq!(rig.core.clear().unwrap(), 5);
+        rig.audit();
+    }
+}
+
+#[test]
+fn without_attention_a_complete_state_goes() {
+    let mut rig = Rig::new(128);
+    let mut r = ranks_with_states(&mut rig);
+    let before = rig.core.status().pool;
+    assert_eq!(put_state(&mut rig, &r, 1, 0, CHUNK), PartAccepted);
+    assert_eq!(put_state(&mut rig, &r, 0, 0, CHUNK), NoParent);
+    assert_eq!((rig.core.status().pool, rig.core.status().partials), (before, 0));
+    // Nothing is remembered of it.
+    assert_eq!(put_state(&mut rig, &r, 1, 0, CHUNK), PartAccepted);
+    rig.put_chain(&r[0], 1, 1);
+    assert_eq!(put_state(&mut rig, &r, 0, 0, CHUNK), Published);
+    // The rank that would have brought the attention dies.
+    assert_eq!(put_state(&mut rig, &r, 1, 1, CHUNK), PartAccepted);
+    r[0].die();
+    assert!(rig.core.client_gone(r[0].id).unwrap());
+    assert_eq!(rig.core.status().partials, 0);
+    rig.audit();
+}
