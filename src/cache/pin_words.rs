@@ -148,6 +148,11 @@ impl PinWords {
         Some(pin)
     }
 
+    /// Whether there is a pin of that number.
+    pub fn is_held(&self, pin: u64) -> bool {
+        self.held.contains_key(&pin)
+    }
+
     /// Takes a pin back; fine when there is none of that number.
     pub fn release(&mut self, pin: u64) {
         let Some(held) = self.held.remove(&pin) else {

@@ -99,13 +99,13 @@ fn senseless_numbers_are_refused() {
         assert!(registry.register(&bad, 1000).is_err(), "{bad:?}");
         assert_eq!(registry.len(), 0);
     }
-    // 16 units of 1000 bytes take one frame; with units of 5000 they take two.
+    // 16 units of 5000 bytes take two frames, and the part that nobody has registered yet as many.
     let large = with(|r| r.groups[1].unit_bytes = 5000);
     assert!(matches!(
         registry.register(&large, 1),
         Err(CoreError::ObjectTooLarge {
             group: 0,
-            bytes: 131_072,
+            bytes: 262_144,
             pool: 65_536
         })
     ));

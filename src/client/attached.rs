@@ -150,10 +150,16 @@ impl Attached {
         direct::retrieve(&reader, request, &mut self.pins(), || self.boot_unchanged())
     }
 
-    /// Takes pins back; those that are gone already are ignored.
-    pub(super) fn release(&self, pins: impl IntoIterator<Item = u64>) {
+    /// Takes pins back: all of them or, where one is not held or is named twice, none.
+    pub(super) fn release(&self, pins: &[u64]) -> Result<(), ClientError> {
         let mut held = self.pins();
-        pins.into_iter().for_each(|pin| held.release(pin));
+        for (at, &pin) in pins.iter().enumerate() {
+            if !held.is_held(pin) || pins[..at].contains(&pin) {
+                return Err(ClientError::UnknownPin { pin });
+            }
+        }
+        pins.iter().for_each(|pin| held.release(*pin));
+        Ok(())
     }
 
     /// Takes all pins of a session back.

@@ -181,7 +181,8 @@ impl Core {
         let current = pins.iter().filter(|pin| pin.connection == session.generation);
         let (own, pins): (Vec<u64>, Vec<u64>) = current.map(|pin| pin.id).partition(|pin| pin & OWN != 0);
         if let Some(attached) = session.attached() {
-            attached.release(own.into_iter().map(|pin| pin & !OWN));
+            let own: Vec<u64> = own.into_iter().map(|pin| pin & !OWN).collect();
+            attached.release(&own)?;
         }
         if pins.is_empty() {
             return Ok(());

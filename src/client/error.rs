@@ -103,6 +103,12 @@ pub enum ClientError {
         /// The limit.
         limit: usize,
     },
+    /// A pin of this client's slab that it does not hold (any more).
+    #[error("pin {pin} is not held; release each pin once, by the client that made it")]
+    UnknownPin {
+        /// The pin.
+        pin: u64,
+    },
     /// A lookup ticket that was never given out or has ended.
     #[error("lookup ticket {ticket} is unknown or has ended")]
     UnknownTicket {
@@ -166,6 +172,7 @@ impl ClientError {
             Self::NoMemory => "NoMemory".into(),
             Self::NoRegistration => "NoRegistration".into(),
             Self::TooManyItems { .. } => "TooManyItems".into(),
+            Self::UnknownPin { .. } => "UnknownPin".into(),
             Self::UnknownTicket { .. } => "UnknownTicket".into(),
             Self::Key(_) | Self::InvalidArgument { .. } => "InvalidArgument".into(),
         }
@@ -201,6 +208,7 @@ impl ClientError {
             ],
             Self::UnknownGroup { group, .. } => vec![i64::from(*group)],
             Self::TooManyItems { given, limit } => vec![*given as i64, *limit as i64],
+            Self::UnknownPin { pin } => vec![signed(*pin)],
             Self::UnknownTicket { ticket } => vec![signed(*ticket)],
             _ => Vec::new(),
         }

@@ -69,7 +69,8 @@ impl Core {
     pub(super) fn let_go(self: &Arc<Self>, session: &Arc<Session>, pin: u64, first: Option<Request>) {
         let own = pin & OWN != 0;
         if own && let Some(attached) = session.attached() {
-            attached.release([pin & !OWN]);
+            // The end of its session may have taken it already.
+            let _ = attached.release(&[pin & !OWN]);
         }
         let release = (pin != 0 && !own).then(|| Request::Release { pins: vec![pin] });
         let posts: Vec<Request> = first.into_iter().chain(release).collect();
