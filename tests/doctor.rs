@@ -28,6 +28,27 @@ fn the_documented_set_up_has_no_findings() {
     assert_eq!((output.code, output.stdout.as_str()), (Some(0), "no findings\n"));
 }
 
+/// As in the documentation: a chunk of two blocks, under the least chunk size that servers have without a setting.
+#[test]
+fn the_documented_description_reads_as_it_says() {
+    let server = ServerProcess::with_args(&["--pool-size", "64MiB"]);
+    let page = include_str!("../docs/operations.md");
+    let (_, section) = page.split_once("\n## `kvasir doctor`\n").unwrap();
+    let (_, example) = section.split_once("```json\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    let mut engine: Value = serde_json::from_str(example).unwrap();
+    let socket = engine
+        .pointer_mut(EXTRA)
+        .unwrap()
+        .get_mut("kvasir.socket")
+        .unwrap();
+    *socket = json!(server.socket());
+    let output = examine(&engine);
+    assert_eq!(output.findings(), [("note".to_owned(), "long_chunk".to_owned())]);
+    assert_eq!(output.code, Some(0));
+    assert_eq!(output.json()["unchecked"], json!([]));
+}
+
 #[test]
 fn without_settings_only_the_server_is_asked() {
     let server = ServerProcess::start();
@@ -37,7 +58,11 @@ fn without_settings_only_the_server_is_asked() {
     assert_eq!(output.json()["unchecked"].as_array().unwrap().len(), 1);
     let away = doctor(&["--socket", "/nonexistent/k.sock"], b"");
     assert_eq!(away.code, Some(1));
-    assert!(away.stdout.starts_with("silent   server_away"), "{}", away.stdout);
+    assert!(
+        away.stdout.starts_with("silent    server_away"),
+        "{}",
+        away.stdout
+    );
     assert!(!away.stdout.contains("no findings"));
 }
 

@@ -157,7 +157,7 @@ fn another_users_server_is_named() {
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.starts_with("silent   other_user"), "{text}");
+    assert!(text.starts_with("silent    other_user"), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 

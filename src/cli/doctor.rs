@@ -133,10 +133,10 @@ impl Report {
         for finding in &self.findings {
             let severity = finding.severity.name();
             // Writing to a string does not fail.
-            let _ = writeln!(text, "{severity:<9}{:<24}{}", finding.name, finding.message);
+            let _ = writeln!(text, "{severity:<10}{:<25}{}", finding.name, finding.message);
         }
         for what in &self.unchecked {
-            let _ = writeln!(text, "{:<9}{what}", "unchecked");
+            let _ = writeln!(text, "{:<10}{what}", "unchecked");
         }
         if self.findings.is_empty() {
             text.push_str("no findings\n");
