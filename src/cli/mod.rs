@@ -1,7 +1,8 @@
-//! The command line: serve, status, plan, vllm-args.
+//! The command line: serve, status, plan, vllm-args, doctor.
 //!
 //! The top of the crate; may import everything.
 
+mod doctor;
 mod environment;
 mod output;
 pub mod plan;
@@ -37,6 +38,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Print the --kv-transfer-config for vLLM
     VllmArgs(vllm_args::VllmArgs),
+    /// Report every trap in an engine's settings and its server, in one run
+    Doctor(doctor::DoctorArgs),
 }
 
 /// Runs the command that `args` name (the first is the program) and returns its exit code.
@@ -61,5 +64,6 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Status(args) => status::run(&args),
         Command::Plan(args) => plan::run(&args, json),
         Command::VllmArgs(args) => vllm_args::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
     }
 }

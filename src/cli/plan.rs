@@ -5,7 +5,7 @@
 
 pub mod chunk;
 pub mod groups;
-mod input;
+pub(super) mod input;
 pub mod segments;
 mod table;
 
@@ -58,7 +58,7 @@ pub struct PlanError {
 }
 
 impl PlanError {
-    fn new(kind: &'static str, message: impl fmt::Display) -> Self {
+    pub(super) fn new(kind: &'static str, message: impl fmt::Display) -> Self {
         Self {
             kind,
             message: message.to_string(),
@@ -154,7 +154,7 @@ fn with_unknown_fields(
 }
 
 /// One line about fields that nothing reads, if there are any.
-fn unread(fields: &[String]) -> Option<String> {
+pub(super) fn unread(fields: &[String]) -> Option<String> {
     let more = fields.len().saturating_sub(LISTED_FIELDS);
     let listed = fields[..fields.len() - more].join(", ");
     match (fields.len(), more) {
@@ -212,7 +212,7 @@ fn print(text: &str) -> io::Result<()> {
 }
 
 /// Reads a file, or standard input for `-`, up to the limit.
-fn read_input(path: &Path) -> Result<Vec<u8>, PlanError> {
+pub(super) fn read_input(path: &Path) -> Result<Vec<u8>, PlanError> {
     let mut bytes = Vec::new();
     let read = if path == Path::new("-") {
         io::stdin()

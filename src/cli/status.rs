@@ -36,7 +36,7 @@ pub(super) struct StatusArgs {
 
 /// Why there is no status.
 #[derive(Debug, thiserror::Error)]
-enum StatusError {
+pub(super) enum StatusError {
     #[error("no server on {}: {source}; start one with kvasir serve", path.display())]
     Connect { path: PathBuf, source: io::Error },
     #[error(
@@ -76,7 +76,8 @@ pub(super) fn run(args: &StatusArgs) -> ExitCode {
     }
 }
 
-fn ask(path: &Path) -> Result<Value, StatusError> {
+/// Asks the server at `path` for its status document.
+pub(super) fn ask(path: &Path) -> Result<Value, StatusError> {
     let mut stream = connect_to(path)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut reader = FrameReader::new();

@@ -69,31 +69,45 @@ fn check_socket(path: &str) -> Result<(), String> {
 
 /// Reads a value as the connector will, which refuses what is wrong only once an engine starts.
 fn read_value(name: &str, text: &str) -> Result<Value, String> {
-    match name {
+    let value = match name {
         // Text whatever it looks like: an identity of digits is no number.
-        "socket" | "weights_id" if text.is_empty() => Err("the value is empty".to_owned()),
-        "socket" => check_socket(text).map(|()| json!(text)),
-        "weights_id" => Ok(json!(text)),
-        "store" if matches!(text, "all" | "prompt") => Ok(json!(text)),
-        "store" => Err("the value has to be all or prompt".to_owned()),
-        "heartbeat_interval" | "deadline" | "lookup_wait" => serde_json::from_str::<Value>(text)
-            .ok()
-            .filter(|value| value.as_f64().is_some_and(|seconds| seconds > 0.0))
-            .ok_or_else(|| "the value has to be a number of seconds above 0".to_owned()),
-        "checksums" => serde_json::from_str::<bool>(text)
-            .map(|flag| json!(flag))
-            .map_err(|_| "the value has to be true or false".to_owned()),
-        "preferred_base" | "credit_bytes" => serde_json::from_str::<u64>(text)
-            .ok()
-            .filter(|&count| count > 0)
-            .map(|count| json!(count))
-            .ok_or_else(|| "the value has to be an integer above 0".to_owned()),
+        "socket" | "weights_id" | "store" => json!(text),
+        _ => serde_json::from_str(text).unwrap_or_else(|_| json!(text)),
+    };
+    check_value(name, &value).map(|()| value)
+}
+
+/// Checks the value of one setting, given without its prefix, as the connector does.
+pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
+    let text = || value.as_str().filter(|text| !text.is_empty());
+    let expect = |holds: bool, what: &str| {
+        if holds {
+            return Ok(());
+        }
+        Err(format!("the value has to be {what}"))
+    };
+    match name {
+        "socket" => {
+            let path = text().ok_or_else(|| "the value has to be text that is not empty".to_owned())?;
+            check_socket(path)
+        }
+        "weights_id" => expect(text().is_some(), "text that is not empty"),
+        "store" => expect(matches!(text(), Some("all" | "prompt")), "all or prompt"),
+        "heartbeat_interval" | "deadline" | "lookup_wait" => expect(
+            value.as_f64().is_some_and(|seconds| seconds > 0.0),
+            "a number of seconds above 0",
+        ),
+        "checksums" => expect(value.is_boolean(), "true or false"),
+        "preferred_base" | "credit_bytes" => expect(
+            value.as_u64().is_some_and(|count| count > 0),
+            "an integer above 0",
+        ),
         _ => Err(format!("unknown setting; known are {}", KNOWN.join(", "))),
     }
 }
 
 /// The connector's settings, without their prefix.
-const KNOWN: &[&str] = &[
+pub(super) const KNOWN: &[&str] = &[
     "checksums",
     "credit_bytes",
     "deadline",

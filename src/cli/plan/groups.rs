@@ -17,7 +17,7 @@ const DESCRIPTION: Shape = Shape {
     fields: &["dcp"],
     lists: &[("groups", &GROUP)],
 };
-const GROUP: Shape = Shape {
+pub(in crate::cli) const GROUP: Shape = Shape {
     fields: &[
         "kind",
         "block_size",
@@ -130,7 +130,8 @@ pub fn parse(bytes: &[u8], dcp: Option<u64>) -> Result<GeometryInput, PlanError>
     read(&input::parse(bytes)?, dcp)
 }
 
-fn read(value: &Value, dcp: Option<u64>) -> Result<GeometryInput, PlanError> {
+/// Reads the `groups` and the `dcp` of a document that may hold more.
+pub(in crate::cli) fn read(value: &Value, dcp: Option<u64>) -> Result<GeometryInput, PlanError> {
     let invalid = |reason: String| PlanError::new("invalid", reason);
     let fields = Fields::of(value).map_err(invalid)?;
     let dcp = match dcp {

@@ -13,33 +13,33 @@ const SHOWN_CHARS: usize = 64;
 
 /// A JSON object whose absent and null fields are the same.
 #[derive(Clone, Copy)]
-pub(super) struct Fields<'a>(&'a Map<String, Value>);
+pub(in crate::cli) struct Fields<'a>(&'a Map<String, Value>);
 
 impl<'a> Fields<'a> {
-    pub(super) fn of(value: &'a Value) -> Result<Self, String> {
+    pub(in crate::cli) fn of(value: &'a Value) -> Result<Self, String> {
         value
             .as_object()
             .map(Self)
             .ok_or_else(|| format!("expected an object, found {}", shown(value)))
     }
 
-    pub(super) fn get(self, key: &str) -> Option<&'a Value> {
+    pub(in crate::cli) fn get(self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
-    pub(super) fn require(self, key: &str) -> Result<&'a Value, String> {
+    pub(in crate::cli) fn require(self, key: &str) -> Result<&'a Value, String> {
         self.get(key).ok_or_else(|| format!("{key} is missing"))
     }
 
-    pub(super) fn number(self, key: &str) -> Result<Option<u64>, String> {
+    pub(in crate::cli) fn number(self, key: &str) -> Result<Option<u64>, String> {
         self.get(key).map(|value| as_number(key, value)).transpose()
     }
 
-    pub(super) fn required_number(self, key: &str) -> Result<u64, String> {
+    pub(in crate::cli) fn required_number(self, key: &str) -> Result<u64, String> {
         self.require(key).and_then(|value| as_number(key, value))
     }
 
-    pub(super) fn flag(self, key: &str) -> Result<Option<bool>, String> {
+    pub(in crate::cli) fn flag(self, key: &str) -> Result<Option<bool>, String> {
         let read = |value: &Value| {
             value
                 .as_bool()
@@ -48,7 +48,7 @@ impl<'a> Fields<'a> {
         self.get(key).map(read).transpose()
     }
 
-    pub(super) fn text(self, key: &str) -> Result<Option<&'a str>, String> {
+    pub(in crate::cli) fn text(self, key: &str) -> Result<Option<&'a str>, String> {
         let read = |value: &'a Value| {
             value
                 .as_str()
@@ -57,11 +57,11 @@ impl<'a> Fields<'a> {
         self.get(key).map(read).transpose()
     }
 
-    pub(super) fn required_text(self, key: &str) -> Result<&'a str, String> {
+    pub(in crate::cli) fn required_text(self, key: &str) -> Result<&'a str, String> {
         self.text(key)?.ok_or_else(|| format!("{key} is missing"))
     }
 
-    pub(super) fn list(self, key: &str) -> Result<&'a [Value], String> {
+    pub(in crate::cli) fn list(self, key: &str) -> Result<&'a [Value], String> {
         let value = self.require(key)?;
         let items = value
             .as_array()
@@ -77,7 +77,7 @@ fn as_number(key: &str, value: &Value) -> Result<u64, String> {
 }
 
 /// A value as JSON, short enough for one line.
-pub(super) fn shown(value: &Value) -> String {
+pub(in crate::cli) fn shown(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("a list of {}", items.len()),
         Value::Object(_) => "an object".to_owned(),
@@ -95,15 +95,15 @@ pub(super) fn shown(value: &Value) -> String {
 const DESCRIPTIVE: [&str; 4] = ["name", "note", "comment", "source"];
 
 /// What the objects of a description may hold.
-pub(super) struct Shape {
+pub(in crate::cli) struct Shape {
     /// Fields that are read.
-    pub(super) fields: &'static [&'static str],
+    pub(in crate::cli) fields: &'static [&'static str],
     /// Those of them that are lists of objects.
-    pub(super) lists: &'static [(&'static str, &'static Shape)],
+    pub(in crate::cli) lists: &'static [(&'static str, &'static Shape)],
 }
 
 /// Fields of `value` that nothing reads, by their paths.
-pub(super) fn unknown_fields(value: &Value, shape: &Shape) -> Vec<String> {
+pub(in crate::cli) fn unknown_fields(value: &Value, shape: &Shape) -> Vec<String> {
     let mut found = Vec::new();
     collect_unknown(value, shape, "", &mut found);
     found
@@ -124,13 +124,13 @@ fn collect_unknown(value: &Value, shape: &Shape, path: &str, found: &mut Vec<Str
 }
 
 /// A key in one line and not too long, whatever is in it.
-fn key_shown(key: &str) -> String {
+pub(in crate::cli) fn key_shown(key: &str) -> String {
     let short: String = key.chars().take(SHOWN_CHARS).collect();
     short.escape_debug().to_string()
 }
 
 /// The one JSON value in `bytes`.
-pub(super) fn parse(bytes: &[u8]) -> Result<Value, PlanError> {
+pub(in crate::cli) fn parse(bytes: &[u8]) -> Result<Value, PlanError> {
     let read = serde_json::from_slice(bytes).map(|Unique(value)| value);
     read.map_err(|error| {
         if error.classify() == serde_json::error::Category::Data {

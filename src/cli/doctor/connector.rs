@@ -1,0 +1,296 @@
+//! Traps of `--kv-transfer-config`: another connector, a policy under which nothing is loaded, misspelt settings.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::Report;
+use super::engine::Engine;
+use crate::cli::plan::input::{key_shown, shown};
+use crate::cli::vllm_args;
+
+const CONNECTOR: &str = "KvasirConnector";
+const MODULE: &str = "kvasir.vllm";
+const PREFIX: &str = "kvasir.";
+const PRINTED: &str = "`kvasir vllm-args` prints the configuration to use";
+
+/// Fields of vLLM's `KVTransferConfig` as of 0.32, which refuses any other.
+const TRANSFER_FIELDS: [&str; 9] = [
+    "enable_permute_local_kv",
+    "engine_id",
+    "kv_buffer_device",
+    "kv_connector",
+    "kv_connector_extra_config",
+    "kv_connector_module_path",
+    "kv_load_failure_policy",
+    "kv_port",
+    "kv_role",
+];
+
+/// What the engine asks of the connector if it gets that far.
+pub(super) struct Settings {
+    /// In the order of the setting; empty where no server is named.
+    pub(super) sockets: Vec<PathBuf>,
+    pub(super) preferred_base: u64,
+}
+
+/// `given` is the socket of the command line or the environment, which the engine uses where its settings name none.
+pub(super) fn check(engine: &Engine<'_>, given: Option<PathBuf>, report: &mut Report) -> Settings {
+    let fallback = |given: Option<PathBuf>| Settings {
+        sockets: given.into_iter().collect(),
+        preferred_base: DEFAULT_BASE,
+    };
+    let connector = engine.kv_transfer_config.and_then(|config| {
+        let name = config.get("kv_connector").filter(|name| !name.is_null())?;
+        Some((config, name))
+    });
+    let Some((config, name)) = connector else {
+        report.silent(
+            "not_connected",
+            format_args!(
+                "no connector is configured, so nothing is cached; give --kv-transfer-config ({PRINTED})"
+            ),
+        );
+        return fallback(given);
+    };
+    if name == "MultiConnector" {
+        let Some(own) = own_child(config) else {
+            other_connector(
+                "none of the connectors of kv_connector \"MultiConnector\"",
+                report,
+            );
+            return fallback(given);
+        };
+        report.note(
+            "several_connectors",
+            "a MultiConnector makes every other connector of the list store too, and loads each request from one of \
+             them only; Kvasir has not been run in one",
+        );
+        check_transfer_config(config, "a load that fails fails its request", report);
+        check_transfer_config(own, STORES_ONLY, report);
+        check_module(own, report);
+        return check_extra(own, given, report);
+    }
+    if name != CONNECTOR {
+        other_connector(&format!("kv_connector is {}, which is not", shown(name)), report);
+        return fallback(given);
+    }
+    check_transfer_config(config, STORES_ONLY, report);
+    check_module(config, report);
+    check_extra(config, given, report)
+}
+
+fn other_connector(what: &str, report: &mut Report) {
+    report.silent(
+        "other_connector",
+        format_args!("{what} Kvasir's, so Kvasir caches nothing; set it to \"{CONNECTOR}\" ({PRINTED})"),
+    );
+}
+
+/// Kvasir's entry among those of a `MultiConnector`.
+fn own_child(config: &Map<String, Value>) -> Option<&Map<String, Value>> {
+    let children = config.get("kv_connector_extra_config")?.get("connectors")?;
+    children
+        .as_array()?
+        .iter()
+        .filter_map(Value::as_object)
+        .find(|child| child.get("kv_connector").is_some_and(|name| name == CONNECTOR))
+}
+
+const STORES_ONLY: &str = "Kvasir stores and loads nothing";
+
+/// What vLLM makes of a configuration, whichever connector it names. An engine with several has several of them, and
+/// the policy of each counts: the outer one is the engine's, the inner one Kvasir's. `failing` is what "fail" leads to.
+fn check_transfer_config(config: &Map<String, Value>, failing: &str, report: &mut Report) {
+    let unknown: Vec<String> = config
+        .keys()
+        .filter(|key| !TRANSFER_FIELDS.contains(&key.as_str()))
+        .map(|key| key_shown(key))
+        .collect();
+    if !unknown.is_empty() {
+        report.refused(
+            "transfer_field",
+            format_args!(
+                "kv_transfer_config holds {}, which vLLM 0.32 refuses; it knows {}",
+                unknown.join(", "),
+                TRANSFER_FIELDS.join(", ")
+            ),
+        );
+    }
+    check_role(config.get("kv_role").unwrap_or(&Value::Null), report);
+    match config.get("kv_load_failure_policy") {
+        Some(policy) if policy == "recompute" => {}
+        None => report.silent(
+            "load_failure_policy",
+            format_args!(
+                "kv_load_failure_policy is not set and vLLM's default is \"fail\", under which {failing}; set it to \
+                 \"recompute\""
+            ),
+        ),
+        Some(policy) if policy == "fail" => report.silent(
+            "load_failure_policy",
+            format_args!("kv_load_failure_policy is \"fail\", under which {failing}; set it to \"recompute\""),
+        ),
+        Some(policy) => report.refused(
+            "load_failure_policy",
+            format_args!(
+                "kv_load_failure_policy is {}; vLLM knows \"recompute\" and \"fail\", set \"recompute\"",
+                shown(policy)
+            ),
+        ),
+    }
+}
+
+fn check_role(role: &Value, report: &mut Report) {
+    match role.as_str() {
+        Some("kv_both") => {}
+        Some("kv_producer" | "kv_consumer") => report.silent(
+            "kv_role",
+            format_args!(
+                "kv_role is {}, but Kvasir stores and loads whatever the role says, and vLLM then leaves out what the \
+                 other half needs (with kv_producer it reuses blocks that a running step still writes, with \
+                 kv_consumer it offers no partial tails); set it to \"kv_both\"",
+                shown(role)
+            ),
+        ),
+        _ => report.refused(
+            "kv_role",
+            format_args!(
+                "kv_role is {}, and vLLM starts no connector without a role that it knows; set it to \"kv_both\"",
+                shown(role)
+            ),
+        ),
+    }
+}
+
+fn check_module(config: &Map<String, Value>, report: &mut Report) {
+    let module = config.get("kv_connector_module_path").unwrap_or(&Value::Null);
+    if module != MODULE {
+        report.refused(
+            "connector_module",
+            format_args!(
+                "kv_connector_module_path is {}, where vLLM finds no {CONNECTOR}; set it to \"{MODULE}\"",
+                shown(module)
+            ),
+        );
+    }
+}
+
+/// Chunk size that the connector asks for where its settings do not say and the server leaves it open.
+const DEFAULT_BASE: u64 = 256;
+
+fn check_extra(config: &Map<String, Value>, given: Option<PathBuf>, report: &mut Report) -> Settings {
+    let nothing = Map::new();
+    let extra = match config.get("kv_connector_extra_config") {
+        None => &nothing,
+        Some(Value::Object(extra)) => extra,
+        Some(other) => {
+            report.refused(
+                "transfer_field",
+                format_args!(
+                    "kv_connector_extra_config is {}, expected an object",
+                    shown(other)
+                ),
+            );
+            &nothing
+        }
+    };
+    let mut sockets = Vec::new();
+    for (key, value) in extra {
+        let Some(name) = key.strip_prefix(PREFIX) else {
+            check_foreign(key, report);
+            continue;
+        };
+        if !vllm_args::KNOWN.contains(&name) {
+            report.refused(
+                "unknown_setting",
+                format_args!(
+                    "kv_connector_extra_config holds {}, which the connector refuses; known under \"{PREFIX}\" are {}",
+                    key_shown(key),
+                    vllm_args::KNOWN.join(", ")
+                ),
+            );
+        } else if value.is_null() {
+            // The connector takes its default.
+        } else if name == "socket" {
+            sockets = read_sockets(value, report);
+        } else if let Err(reason) = vllm_args::check_value(name, value) {
+            report.refused("bad_setting", format_args!("{key} is {}: {reason}", shown(value)));
+        }
+    }
+    if extra.get("kvasir.socket").is_none_or(Value::is_null) {
+        match &given {
+            Some(path) => sockets.push(path.clone()),
+            None => report.refused(
+                "no_socket",
+                "neither \"kvasir.socket\" in kv_connector_extra_config nor KVASIR_SOCKET names a server; set it to \
+                 the path given to `kvasir serve --socket`",
+            ),
+        }
+    } else if let Some(path) = given.filter(|path| !names(&sockets, path)) {
+        report.silent(
+            "other_socket",
+            format_args!(
+                "the engine uses {}, not {}, which --socket or KVASIR_SOCKET names: \"kvasir.socket\" takes precedence",
+                listed(&sockets),
+                path.display()
+            ),
+        );
+    }
+    Settings {
+        sockets,
+        preferred_base: extra
+            .get("kvasir.preferred_base")
+            .and_then(Value::as_u64)
+            .filter(|&base| base > 0)
+            .unwrap_or(DEFAULT_BASE),
+    }
+}
+
+/// Keys without the prefix belong to others, and nobody complains about them.
+fn check_foreign(key: &str, report: &mut Report) {
+    let lower = key.to_ascii_lowercase();
+    if vllm_args::KNOWN.contains(&lower.as_str()) || lower.starts_with("kvasir") {
+        report.silent(
+            "unprefixed_setting",
+            format_args!(
+                "kv_connector_extra_config holds {}, which nothing reads: Kvasir's settings begin with \"{PREFIX}\"",
+                key_shown(key)
+            ),
+        );
+    }
+}
+
+fn read_sockets(value: &Value, report: &mut Report) -> Vec<PathBuf> {
+    let one = std::slice::from_ref(value);
+    let values = value.as_array().map_or(one, Vec::as_slice);
+    let mut sockets: Vec<PathBuf> = Vec::new();
+    let mut bad = |reason: &str| report.refused("bad_setting", format_args!("kvasir.socket: {reason}"));
+    if values.is_empty() {
+        bad("the list is empty; it has to name at least one socket");
+    }
+    for value in values {
+        match (vllm_args::check_value("socket", value), value.as_str()) {
+            (Ok(()), Some(path)) if sockets.iter().any(|known| known == Path::new(path)) => {
+                bad(&format!("{} is named twice; name each server once", shown(value)));
+            }
+            (Ok(()), Some(path)) => sockets.push(path.into()),
+            (Err(reason), _) => bad(&format!("{}: {reason}", shown(value))),
+            (Ok(()), None) => {}
+        }
+    }
+    sockets
+}
+
+fn names(sockets: &[PathBuf], path: &Path) -> bool {
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    sockets.iter().any(|socket| absolute(socket) == absolute(path))
+}
+
+fn listed(sockets: &[PathBuf]) -> String {
+    let paths: Vec<String> = sockets.iter().map(|path| path.display().to_string()).collect();
+    if paths.is_empty() {
+        return "no server".to_owned();
+    }
+    paths.join(", ")
+}
