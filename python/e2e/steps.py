@@ -35,6 +35,7 @@ class Steps:
         self._outputs: dict[str, dict[str, Any]] = {}
         self._ledger: Ledger | None = None
         self._before_load: Callable[[], None] | None = None
+        self._gate = threading.Event()
         self._connector = _worker_connector()
         if self._connector is not None:
             self._ledger = Ledger(self._core, self._connector)
@@ -118,11 +119,38 @@ class Steps:
         """Arms a fault for the next load: it happens once, right before the worker starts to copy."""
         faults: dict[str, Callable[[], None]] = {
             "signal": lambda: os.kill(*argument),
+            "lose": lambda: self._lose(argument),
+            "hold": self._hold,
             "clear": self._clear,
             "evict": self._evict,
         }
         self._before_load = faults[fault]
         return {}
+
+    def let_go(self) -> dict[str, Any]:
+        """Lets a load go on that the fault "hold" holds."""
+        self._gate.set()
+        return {}
+
+    def _lose(self, server: int) -> None:
+        """The server is killed, and its clients have noticed: until then what it held can be loaded."""
+        os.kill(server, signal.SIGKILL)
+        deadline = time.monotonic() + FAULT_S
+        while self._connector._worker._client.healthy and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def _hold(self) -> None:
+        """The load does not begin to copy before `let_go`. Of loads that run between steps only."""
+        self._gate.clear()
+        role = self._connector._worker
+        run = role._run
+
+        def run_later(load: Any) -> Any:
+            del role._run
+            self._gate.wait(FAULT_S)
+            return run(load)
+
+        role._run = run_later
 
     def _clear(self) -> None:
         if not self._scheduler_role()._client.clear():

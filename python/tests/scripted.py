@@ -199,6 +199,11 @@ class Engine:
             connector.shutdown()
 
     @property
+    def any_healthy(self) -> bool:
+        """Whether any connector has a server that it can use."""
+        return any(one._client.healthy for one in (self.scheduler, *(rank.connector for rank in self.ranks)))
+
+    @property
     def healthy(self) -> bool:
         """Whether every connector has a server that it can use."""
         return all(one._client.healthy for one in (self.scheduler, *(rank.connector for rank in self.ranks)))

@@ -28,6 +28,8 @@ def test_a_server_that_dies_between_lookup_and_load(
 
     def die() -> None:
         server.kill()
+        # Until they notice, what it held can be loaded.
+        eventually("the hang-up", lambda: not engine.any_healthy)
         if restarted:
             server.start()
             eventually("recovery", lambda: engine.healthy)
@@ -84,6 +86,7 @@ def test_a_server_that_dies_while_a_load_is_under_way(server: Server, engines: S
     engine.step()
     assert gate.reached.wait(120.0)
     server.kill()
+    eventually("the hang-up", lambda: not engine.any_healthy)
     before = engine.snapshot()
     gate.open.set()
     assert engine.wait("r") == {"r"}
