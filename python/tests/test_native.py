@@ -318,7 +318,6 @@ def test_mistakes_are_typed_and_copy_nothing(server):
         lambda: kvasir.Client(server.socket, "king", "x", b"\0" * 16),
         lambda: kvasir.Client(server.socket, "tool", "x", b"\0" * 16, deadline_s=-1.0),
         lambda: engine.client.register(DOMAIN, 0, 1, BLOCK, SPANS, [(0, "odd", 1, 0, 0, 1)], 1, 1),
-        lambda: engine.client.lookup(b"\0" * 32, 1, chain, BLOCK, 10, 0),
         lambda: engine.client.store(0, [(b"", None, 0, CHUNK, [packed(1, 2, 3, 4)])]),
         lambda: engine.client.store(0, [(b"short", None, 0, CHUNK, [packed(1, 2, 3, 4)])]),
         lambda: engine.client.store(0, [(bytes(64), None, 0, CHUNK, [packed(1, 2, 3)])]),
