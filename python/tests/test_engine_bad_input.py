@@ -156,7 +156,7 @@ def test_fewer_tokens_than_offered_are_just_those(server: Server, engines: Start
     assert engine.changed(before) == engine.needed(request, 128) and engine.holds(request, 128)
     engine.finish(request)
     assert_nothing_held(server)
-    expected = {"full": 2, "window": 3, "recurrent": 3}[model]
+    expected = {"full": 2, "window": 3, "chunked": 3, "recurrent": 3}[model]
     assert (counts(server)["loads"], counts(server)["failed_loads"]) == (expected, 0)
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from scripted import FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request
+from scripted import CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request
 from server_status import assert_nothing_held, counts, pins, status
 from test_native import Server
 
 Start = Callable[..., Engine]
 
-MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "recurrent": HYBRID_SPECS}
+MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS}
 TOKENS, HIT = 170, 160
 # Objects of the prompt that one engine stores, and how many of them a hit of all its boundaries names.
-STORED = {"full": 3, "window": 6, "recurrent": 6}
-NAMED = {"full": 3, "window": 4, "recurrent": 4}
+STORED = {"full": 3, "window": 6, "chunked": 6, "recurrent": 6}
+NAMED = {"full": 3, "window": 4, "chunked": 5, "recurrent": 4}
 
 
 def seeded(start: Start, model: str) -> Engine:
@@ -173,7 +173,7 @@ class Gate:
         return self._client.load(*arguments)
 
 
-@pytest.mark.parametrize("model", ["window", "recurrent"])
+@pytest.mark.parametrize("model", ["window", "chunked", "recurrent"])
 def test_a_request_may_end_while_its_load_is_under_way(server: Server, engines: Start, model: str) -> None:
     engine, request = seeded(engines, model), Request("r", TOKENS)
     gate = Gate(engine)
@@ -206,7 +206,7 @@ def test_what_a_prefill_had_stored_before_it_ended_is_a_hit(
     assert engine.ask(request)[0] == 0
     engine.allocate(request, 0, more=TOKENS)
     engine.step({"r": (request, 128)})
-    stored = {"full": 2, "window": 4, "recurrent": 3}[model]
+    stored = {"full": 2, "window": 4, "chunked": 4, "recurrent": 3}[model]
     assert status(server)["objects"] == stored
     engine.free("r")
     if end == "abort":
@@ -223,11 +223,11 @@ def test_what_a_prefill_had_stored_before_it_ended_is_a_hit(
     engine.finish(request)
     found = assert_nothing_held(server)
     # What is there is not stored twice: only the tail where the prompt ends has come in addition.
-    tails = {"full": 1, "window": 2, "recurrent": 0}[model]
+    tails = {"full": 1, "window": 2, "chunked": 2, "recurrent": 0}[model]
     assert found["objects"] == counts(server)["stores"] == stored + tails
 
 
-@pytest.mark.parametrize(("model", "hit"), [("full", 112), ("window", 112), ("recurrent", 64)])
+@pytest.mark.parametrize(("model", "hit"), [("full", 112), ("window", 112), ("chunked", 112), ("recurrent", 64)])
 def test_a_prompt_of_whole_chunks_hits_as_far_as_it_may(server: Server, engines: Start, model: str, hit: int) -> None:
     engine = seeded(engines, model)
     # All of the 128 tokens are there, and one has to be left to compute. A state is there for 64 and 128 only.

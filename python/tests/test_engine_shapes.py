@@ -8,7 +8,7 @@ import pytest
 
 import fakes
 
-from scripted import FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape
+from scripted import CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape
 from server_status import assert_nothing_held, counts, status
 from test_native import Server
 
@@ -24,7 +24,7 @@ SHAPES = {
     "context parallel stages with heads in common": Shape(ranks=8, pp=2, dcp=2, heads=1),
 }
 LATENT_SPECS = (fakes.MLAAttentionSpec(16, page_size_bytes=512),)
-MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "recurrent": HYBRID_SPECS, "latent": LATENT_SPECS}
+MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS, "latent": LATENT_SPECS}
 TOKENS = 4 * 64
 
 
