@@ -210,6 +210,11 @@ class Engine:
         """Whether every connector has a server that it can use."""
         return all(one._client.healthy for one in (self.scheduler, *(rank.connector for rank in self.ranks)))
 
+    @property
+    def loads_between_steps(self) -> bool:
+        """Whether loads run between steps: all but those of a single rank with nothing but full attention."""
+        return self.shape.ranks > 1 or not self.geometry.single_full
+
     # The scheduler's side
 
     def ask(self, request: Request, local: int = 0) -> tuple[int | None, bool]:
