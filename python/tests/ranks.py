@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,20 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 BLOCKS = 64
 PAD = 32
+
+
+# What a forward pass writes: (prompt, KV cache group, place in the prompt, block).
+Write = tuple[int, int, int, int]
+
+
+@dataclasses.dataclass
+class Step:
+    """What a worker says at the end of a step."""
+
+    finished: set[str]
+    failed: set[str]
+    bad_blocks: set[int]
+    report: Any
 
 
 class _Tensor:
@@ -63,6 +78,50 @@ class Rank:
     def register(self) -> None:
         self.connector.register_kv_caches(
             {name: _Tensor(self.memory, at, BLOCKS, page + PAD) for name, (at, page) in self.places.items()}
+        )
+
+    def handshake(self) -> Any:
+        return self.connector.get_handshake_metadata()
+
+    def close(self) -> None:
+        self.connector.shutdown()
+
+    def begin(self, metadata: Any, writes: Sequence[Write], finished: set[str]) -> None:
+        """One step, with the hooks in the engine's order."""
+        worker = self.connector
+        worker.handle_preemptions(metadata)
+        worker.bind_connector_metadata(metadata)
+        worker.start_load_kv(None)
+        self.fill(writes)
+        worker.wait_for_save()
+        results = worker.get_transfer_results(finished)
+        assert results.failed_recving <= results.finished_recving and not results.finished_sending
+        self._step = Step(
+            results.finished_recving,
+            results.failed_recving,
+            worker.get_block_ids_with_load_errors(),
+            worker.build_connector_worker_meta(),
+        )
+        worker.clear_connector_metadata()
+
+    def end(self) -> Step:
+        """What came of it. Ranks in processes of their own run it until here."""
+        return self._step
+
+    def copy(self) -> np.ndarray:
+        return self.memory.copy()
+
+    def fill(self, writes: Sequence[Write]) -> None:
+        for prompt, group, place, block in writes:
+            for page, bytes_ in zip(self.pages(group, block), self.pattern(prompt, group, place)):
+                page[:] = bytes_
+
+    def has(self, writes: Sequence[Write]) -> bool:
+        """Whether every one of these blocks has the bytes that a forward pass would have written."""
+        return all(
+            (page == bytes_).all()
+            for prompt, group, place, block in writes
+            for page, bytes_ in zip(self.pages(group, block), self.pattern(prompt, group, place))
         )
 
     def pages(self, group: int, block: int) -> list[np.ndarray]:

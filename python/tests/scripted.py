@@ -28,7 +28,7 @@ from kvasir.vllm import engine as engine_module
 from kvasir.vllm import geometry as geometries
 from kvasir.vllm.connector import KvasirConnector
 from kvasir.vllm.geometry import CHUNKED_LOCAL, FULL
-from ranks import BLOCKS, Rank
+from ranks import BLOCKS, Rank, Write
 from test_native import eventually
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -36,6 +36,10 @@ LAYERS = 2
 
 FULL_SPECS = (fakes.FullAttentionSpec(16, page_size_bytes=512),)
 WINDOW_SPECS = (fakes.FullAttentionSpec(16, page_size_bytes=512), fakes.SlidingWindowSpec(16, 256, sliding_window=32))
+CHUNKED_SPECS = (
+    fakes.FullAttentionSpec(16, page_size_bytes=512),
+    fakes.ChunkedLocalAttentionSpec(16, 256, attention_chunk_size=96),
+)
 HYBRID_SPECS = (fakes.FullAttentionSpec(32, page_size_bytes=512), fakes.MambaSpec(32, page_size_bytes=384))
 LATENT_HYBRID_SPECS = (fakes.MLAAttentionSpec(32, page_size_bytes=512), fakes.MambaSpec(32, page_size_bytes=384))
 
@@ -146,9 +150,13 @@ class Engine:
 
     def __init__(
         self, socket: str | Sequence[str], specs: Sequence[Any] = FULL_SPECS, name: str = "engine", ranks: int = 1,
-        odd: Sequence[Any] | None = None, shape: Shape | None = None, **settings: Any,
+        odd: Sequence[Any] | None = None, shape: Shape | None = None, rank_type: Callable[..., Any] = Rank,
+        **settings: Any,
     ) -> None:  # fmt: skip
-        """`odd`: what the last rank has in place of `specs`. `ranks`: tensor-parallel ones, short for a `shape`."""
+        """`odd`: what the last rank has in place of `specs`. `ranks`: tensor-parallel ones, short for a `shape`.
+
+        `rank_type`: `Rank`, or what has a rank run elsewhere.
+        """
         shape = shape or Shape(ranks)
         extra = {
             "kvasir.socket": socket, "kvasir.weights_id": "w", "kvasir.lookup_wait": 20.0, "kvasir.deadline": 20.0,
@@ -159,7 +167,8 @@ class Engine:
         span = max(span for _, span in self.geometry.spans)
         self.config = config = functools.partial(_config, name, extra, span, shape)
         self.ranks = [
-            Rank(config(rank), kv_config(specs, shape), rank, shape.held(rank, specs)) for rank in range(shape.ranks)
+            rank_type(config(rank), kv_config(specs, shape), rank, shape.held(rank, specs))
+            for rank in range(shape.ranks)
         ]
         if odd is not None:
             self.ranks[-1].connector.shutdown()
@@ -191,12 +200,13 @@ class Engine:
 
     def hand_over(self) -> None:
         """The workers' reports go to the scheduler."""
-        reports = {divmod(rank.number, self.shape.tp): rank.connector.get_handshake_metadata() for rank in self.ranks}
+        reports = {divmod(rank.number, self.shape.tp): rank.handshake() for rank in self.ranks}
         self.scheduler.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(reports)))
 
     def close(self) -> None:
-        for connector in (self.scheduler, *(rank.connector for rank in self.ranks)):
-            connector.shutdown()
+        self.scheduler.shutdown()
+        for rank in self.ranks:
+            rank.close()
 
     @property
     def any_healthy(self) -> bool:
@@ -207,6 +217,11 @@ class Engine:
     def healthy(self) -> bool:
         """Whether every connector has a server that it can use."""
         return all(one._client.healthy for one in (self.scheduler, *(rank.connector for rank in self.ranks)))
+
+    @property
+    def loads_between_steps(self) -> bool:
+        """Whether loads run between steps: all but those of a single rank with nothing but full attention."""
+        return self.shape.ranks > 1 or not self.geometry.single_full
 
     # The scheduler's side
 
@@ -308,25 +323,22 @@ class Engine:
         failed: set[str] = set()
         bad: set[int] = set()
         report = None
+        writes = [
+            write
+            for key, (request, reached) in (scheduled or {}).items()
+            for write in self._writes(request, self.computed[key], reached)
+        ]
         for rank in self.ranks:
-            worker = rank.connector
-            worker.handle_preemptions(metadata)
-            worker.bind_connector_metadata(metadata)
-            worker.start_load_kv(None)
-            for key, (request, reached) in (scheduled or {}).items():
-                self._forward(rank, request, self.computed[key], reached)
-            worker.wait_for_save()
-            results = worker.get_transfer_results(finished)
-            assert results.failed_recving <= results.finished_recving and not results.finished_sending
-            for key in results.finished_recving:
+            rank.begin(metadata, writes, finished)
+        for rank in self.ranks:
+            step = rank.end()
+            for key in step.finished:
                 self._awaited[key] = self._awaited.get(key, 0) + 1
-            self._failed |= results.failed_recving
-            bad |= worker.get_block_ids_with_load_errors()
-            own = worker.build_connector_worker_meta()
-            if own is not None:
-                report = own if report is None else report.aggregate(own)
-                self.orphaned += len(own.report.orphaned)
-            worker.clear_connector_metadata()
+            self._failed |= step.failed
+            bad |= step.bad_blocks
+            if step.report is not None:
+                report = step.report if report is None else report.aggregate(step.report)
+                self.orphaned += len(step.report.report.orphaned)
         for key, (_, reached) in (scheduled or {}).items():
             self.computed[key] = reached
         for key in [key for key, count in self._awaited.items() if count == len(self.ranks)]:
@@ -343,16 +355,19 @@ class Engine:
         return Output(done, failed, bad)
 
     def _forward(self, rank: Rank, request: Request, computed: int, reached: int) -> None:
+        rank.fill(self._writes(request, computed, reached))
+
+    def _writes(self, request: Request, computed: int, reached: int) -> list[Write]:
+        """What every rank's forward pass writes."""
+        found = []
         for index, kind, _, span in self._members():
             ids = self.tables[request.request_id][index]
             first = computed // span
             if kind == "recurrent":
                 # Only where the step ends is there a state, and only on a boundary does it stay.
                 first = reached // span - (reached % span == 0)
-            for slot in range(first, reached // span):
-                if ids[slot]:
-                    for page, bytes_ in zip(rank.pages(index, ids[slot]), rank.pattern(request.prompt, index, slot)):
-                        page[:] = bytes_
+            found += [(request.prompt, index, slot, ids[slot]) for slot in range(first, reached // span) if ids[slot]]
+        return found
 
     # What tests ask
 
@@ -376,7 +391,7 @@ class Engine:
         return {key for key in request_ids if self._unseen.pop(key)}
 
     def snapshot(self) -> list[np.ndarray]:
-        return [rank.memory.copy() for rank in self.ranks]
+        return [rank.copy() for rank in self.ranks]
 
     def changed(self, before: Sequence[np.ndarray]) -> dict[int, set[int]]:
         """Blocks of any rank with other bytes than before, per group."""
@@ -396,14 +411,12 @@ class Engine:
 
     def holds(self, request: Request, total: int) -> bool:
         """Whether every block that a resume at `total` tokens can see has the prompt's bytes."""
-        for rank in self.ranks:
-            for index, kind, window, span in self._members():
-                for slot in range(_first_needed(kind, window, span, total), total // span):
-                    block = self.tables[request.request_id][index][slot]
-                    pairs = zip(rank.pages(index, block), rank.pattern(request.prompt, index, slot))
-                    if not all((page == bytes_).all() for page, bytes_ in pairs):
-                        return False
-        return True
+        wanted = [
+            (request.prompt, index, slot, self.tables[request.request_id][index][slot])
+            for index, kind, window, span in self._members()
+            for slot in range(_first_needed(kind, window, span, total), total // span)
+        ]
+        return all(rank.has(wanted) for rank in self.ranks)
 
 
 def kv_config(specs: Sequence[Any], shape: Shape) -> Any:

@@ -337,6 +337,37 @@ def test_per_request_switches() -> None:
     engine.answer(hit(64))
     assert engine.role.matched(request(kv_transfer_params={"no_store": True}), 0) == (64, False)
     assert engine.plan(Scheduled("r", 64, 170, True), tables={"r": TABLE}).stores is None
+    engine = Engine()
+    engine.answer(hit(64))
+    given = {"no_store": False, "no_load": None, "of another connector": "true"}
+    assert engine.role.matched(request(kv_transfer_params=given), 0) == (64, False)
+    assert engine.plan(Scheduled("r", 64, 170, True), tables={"r": TABLE}).stores is not None
+
+
+@pytest.mark.parametrize("value", ["false", "true", "", 0, 1, [], [True]])
+@pytest.mark.parametrize("switch", ["no_load", "no_store"])
+def test_a_switch_that_is_neither_true_nor_false_is_not_given_and_said_once(
+    switch: str, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    for name in ("first", "second"):
+        one = request(name=name, kv_transfer_params={switch: value})
+        for _ in range(2):
+            engine.answer(hit(64))
+            assert engine.role.matched(one, 0) == (64, False)
+        stores = engine.plan(Scheduled(name, 64, 170, True), tables={name: TABLE}).stores
+        assert stores is not None and objects(stores.runs)
+    said = [record for record in caplog.records if switch in record.getMessage()]
+    assert [record.levelno for record in said] == [logging.WARNING]
+    assert f"request first has kv_transfer_params with {switch} as {value!r}" in said[0].getMessage()
+
+
+@pytest.mark.parametrize("params", ["no_store", ["no_store"], 1])
+def test_params_that_are_no_mapping_are_not_given(params: Any) -> None:
+    engine = Engine()
+    engine.answer(hit(64))
+    assert engine.role.matched(request(kv_transfer_params=params), 0) == (64, False)
+    assert engine.plan(Scheduled("r", 64, 170, True), tables={"r": TABLE}).stores is not None
 
 
 @pytest.mark.parametrize("how", ["no_load", "policy", "local", "skips reading", "loads"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 import fakes
 from ranks import BLOCKS
-from scripted import FULL_SPECS, WINDOW_SPECS, Engine, Request, Spared
+from scripted import CHUNKED_SPECS, FULL_SPECS, WINDOW_SPECS, Engine, Request, Spared
 from server_status import assert_nothing_held, counts, status
 from test_engine_requests import HIT, MODELS, NAMED, STORED, TOKENS, offer, seeded
 from test_native import Server
@@ -55,15 +55,22 @@ def test_block_ids_out_of_range_fail_the_load_and_nothing_is_copied(
     assert spared.take("outside") == 1
 
 
+@pytest.mark.parametrize("at", [0, -1])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_null_block_where_a_load_has_to_write_fails_it_and_stays_as_it_was(
-    server: Server, engines: Start, model: str
+    server: Server, engines: Start, model: str, at: int
 ) -> None:
+    """The first or the last of those that a resume there sees."""
     engine = seeded(engines, model)
     for group in range(len(MODELS[model])):
         request = Request(str(group), TOKENS)
         offer(engine, request, model)
-        engine.allocate(request, HIT, spoil=lambda table: table[group].__setitem__(-1, 0))
+
+        def spoil(table: list[list[int]]) -> None:
+            slots = [slot for slot, block in enumerate(table[group]) if block]
+            table[group][slots[at]] = 0
+
+        engine.allocate(request, HIT, spoil=spoil)
         before = engine.snapshot()
         assert_failed_once(server, engine, request, model)
         assert engine.changed(before) == {}
@@ -102,16 +109,35 @@ def test_block_ids_out_of_range_store_nothing_and_the_chain_is_stored_later(
     assert found["counters"]["stored"] == 3 and counts(server)["dropped_stores"] == 1
 
 
-def test_null_blocks_are_never_stored_as_if_they_held_something(server: Server, engines: Start) -> None:
-    engine, request = engines(WINDOW_SPECS), Request("r", 128)
+@pytest.mark.parametrize(("specs", "slot"), [(WINDOW_SPECS, 2), (WINDOW_SPECS, 3), (CHUNKED_SPECS, 0), (CHUNKED_SPECS, 3)])
+def test_null_blocks_are_never_stored_as_if_they_held_something(
+    server: Server, engines: Start, specs: Sequence[Any], slot: int
+) -> None:
+    engine, request = engines(specs), Request("r", 128)
     engine.ask(request)
     table = engine.allocate(request, 0, more=128)
     table[0][0] = 0  # full attention sees it from everywhere
-    table[1][3] = 0  # the window at the first chunk's end sees it
+    table[1][slot] = 0  # the window at the first chunk's end, or the piece around it, begins or ends there
     engine.step({"r": (request, 128)})
     # Nothing of the first chunk, and what hangs under it has no parent.
     assert status(server)["objects"] == 0
     engine.finish(request)
+    assert_nothing_held(server)
+
+
+@pytest.mark.parametrize(("specs", "slot"), [(WINDOW_SPECS, 2), (CHUNKED_SPECS, 0)])
+def test_a_window_without_its_first_block_is_not_stored(
+    server: Server, engines: Start, specs: Sequence[Any], slot: int
+) -> None:
+    engine, request = engines(specs), Request("r", 64)
+    engine.ask(request)
+    engine.allocate(request, 0, more=64)[1][slot] = 0
+    engine.step({"r": (request, 64)})
+    assert status(server)["objects"] == 1, "full attention's, and nothing else"
+    again = Request("again", 65)
+    assert engine.ask(again)[0] == 0
+    engine.finish(request)
+    engine.finish(again)
     assert_nothing_held(server)
 
 
@@ -156,7 +182,7 @@ def test_fewer_tokens_than_offered_are_just_those(server: Server, engines: Start
     assert engine.changed(before) == engine.needed(request, 128) and engine.holds(request, 128)
     engine.finish(request)
     assert_nothing_held(server)
-    expected = {"full": 2, "window": 3, "recurrent": 3}[model]
+    expected = {"full": 2, "window": 3, "chunked": 3, "recurrent": 3}[model]
     assert (counts(server)["loads"], counts(server)["failed_loads"]) == (expected, 0)
 
 

@@ -1,18 +1,26 @@
-"""An engine whose ranks use a server each, and the servers hold different lengths of a prompt."""
+"""An engine whose ranks use a server each, and the servers hold different lengths of a prompt, or differ in their chunks."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import pathlib
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripted import FULL_SPECS, HYBRID_SPECS, LATENT_HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, Spared
+from kvasir.vllm.fleet import ServersDiffer
+from ranks import Rank
+from scripted import (
+    CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, LATENT_HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, Spared,
+)  # fmt: skip
 from server_status import assert_nothing_held, counts, status
-from test_native import Server, client
+from test_native import Server, client, eventually
 
-MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "recurrent": HYBRID_SPECS, "latent": LATENT_HYBRID_SPECS}
+MODELS = {
+    "full": FULL_SPECS, "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS,
+    "latent": LATENT_HYBRID_SPECS,
+}  # fmt: skip
 CHUNKS = 4
 TOKENS = CHUNKS * 64
 
@@ -98,3 +106,61 @@ def test_each_server_has_what_its_ranks_share_once(
     reader.finish(request)
     for server in servers:
         assert_nothing_held(server)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("longer", [0, 1])
+def test_the_scheduler_role_refuses_to_start_with_servers_of_different_chunks(
+    servers: list[Server], spared: Spared, model: str, longer: int
+) -> None:
+    """Each worker asks its own server only and finds nothing wrong."""
+    servers[longer].kill()
+    servers[longer].start(chunk_size=128)
+    workers: list[Rank] = []
+
+    def rank(*args: object) -> Rank:
+        workers.append(Rank(*args))  # type: ignore[arg-type]
+        return workers[-1]
+
+    with pytest.raises(ServersDiffer, match="chunk sizes of their own") as refused:
+        Engine([server.socket for server in servers], MODELS[model], shape=Shape(ranks=2), rank_type=rank)
+    said = str(refused.value)
+    for number, server in enumerate(servers):
+        assert f"{server.socket} with {128 if number == longer else 64} tokens" in said
+    assert "Start them with one --chunk-size" in said
+    assert [one.handshake().report.domain is None for one in workers] == [False, False]
+    for one in workers:
+        one.close()
+    del refused
+    gc.collect()
+    # The refused role has left no connection behind.
+    for server in servers:
+        eventually("the end of the clients", lambda: not others(server))
+
+
+def others(server: Server) -> list[str]:
+    """Clients but for the tool that asks."""
+    return [client["kind"] for client in status(server)["clients"] if client["kind"] != "tool"]
+
+
+def test_a_server_that_comes_later_with_other_chunks_keeps_the_cache_off(
+    servers: list[Server], start: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start it was away, so there was nothing to compare."""
+    servers[1].kill()
+    engine, request = start("window", "engine"), Request("r", TOKENS)
+    assert engine.ask(request) == (0, False)
+    servers[1].start(chunk_size=128)
+    eventually("the other server", lambda: all(client.healthy for client in engine.scheduler._client._clients))
+    for _ in range(2):
+        assert engine.ask(request) == (0, False)
+    engine.allocate(request, 0, more=TOKENS)
+    before = engine.snapshot()
+    assert engine.step().done == set() and engine.changed(before) == {}
+    engine.step({"r": (request, TOKENS)})
+    engine.finish(request)
+    said = [line for line in caplog.messages if "not caching: the servers answer differently" in line]
+    assert len(said) == 1
+    assert f"{servers[0].socket} with 64 tokens, {servers[1].socket} with 128 tokens" in said[0]
+    for server in servers:
+        assert assert_nothing_held(server)["objects"] == 0

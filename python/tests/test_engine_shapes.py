@@ -14,7 +14,9 @@ import pytest
 
 import fakes
 from ranks import Rank
-from scripted import FULL_SPECS, HYBRID_SPECS, LATENT_HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, kv_config
+from scripted import (
+    CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, LATENT_HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, kv_config,
+)  # fmt: skip
 from server_status import assert_nothing_held, counts, status
 from test_native import Server, eventually
 
@@ -33,7 +35,7 @@ SHAPES = {
 }
 LATENT_SPECS = (fakes.MLAAttentionSpec(16, page_size_bytes=512),)
 MODELS = {
-    "full": FULL_SPECS, "window": WINDOW_SPECS, "recurrent": HYBRID_SPECS, "latent": LATENT_SPECS,
+    "full": FULL_SPECS, "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS, "latent": LATENT_SPECS,
     "latent beside states": LATENT_HYBRID_SPECS,
 }  # fmt: skip
 TOKENS = 4 * 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvasir import KeyChain
@@ -43,12 +44,12 @@ class RequestState:
     )  # fmt: skip
 
     def __init__(self, request: Any, session: int, object_groups: int) -> None:
-        params = getattr(request, "kv_transfer_params", None) or {}
+        params = _params(request)
         self.request = request
         self.session = session
         self.bypass = _bypasses(request)
-        self.no_load = bool(params.get("no_load"))
-        self.no_store = bool(params.get("no_store"))
+        self.no_load = params.get("no_load") is True
+        self.no_store = params.get("no_store") is True
         self.failed = False
         """A load failed: the engine computes this request itself."""
         self.chain: KeyChain | None = None
@@ -116,6 +117,23 @@ class RequestState:
                 self.chain.extend(self.request.all_token_ids[self.hashed : end])
             self.hashed = end
         return self.chain
+
+
+def odd_switches(request: Any) -> Iterator[tuple[str, str]]:
+    """Per-request switches that count as not given, because they are neither true nor false: name and what to say."""
+    params = _params(request)
+    for name in ("no_load", "no_store"):
+        value = params.get(name)
+        if value is not None and not isinstance(value, bool):
+            yield name, (
+                f"request {request.request_id} has kv_transfer_params with {name} as {value!r}, which is taken as not "
+                "given; it has to be true or false"
+            )
+
+
+def _params(request: Any) -> Mapping[str, Any]:
+    params = getattr(request, "kv_transfer_params", None)
+    return params if isinstance(params, Mapping) else {}
 
 
 def _bypasses(request: Any) -> bool:

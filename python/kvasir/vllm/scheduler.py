@@ -21,7 +21,7 @@ from kvasir.vllm.geometry import Geometry, GeometryRefused
 from kvasir.vllm.lookups import Lookups
 from kvasir.vllm.meta import Load, RankReport, StepPlan, StepReport, Stores
 from kvasir.vllm.notes import Notes
-from kvasir.vllm.requests import Offer, RequestState
+from kvasir.vllm.requests import Offer, RequestState, odd_switches
 from kvasir.vllm.runs import Table
 from kvasir.vllm.settings import Settings
 from kvasir.vllm.stores import StorePlanner, states_of_step
@@ -143,6 +143,8 @@ class SchedulerRole:
             groups = max((group.index for group in self._geometry.object_groups), default=-1) + 1
             state = RequestState(request, next(self._sessions), groups)
             self._states[request.request_id] = state
+            for name, text in odd_switches(request):
+                self._notes.warn(f"switch {name}", text)
         return state
 
     def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
