@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 
 import fakes  # noqa: E402
-from scripted import Engine, Spared  # noqa: E402
+from scripted import HYBRID_SPECS, WINDOW_SPECS, Engine, Spared  # noqa: E402
 from test_native import Server  # noqa: E402
 
 CHUNK = 256
@@ -43,6 +43,12 @@ BUDGET = {
     "32k tokens, asked again, miss": 40,
     "32k tokens, asked again, hit": 40,
     "step with a hit not taken": 30,
+    **{
+        f"full and {name}, {ask}, {answer}": us
+        for name in ("a window", "a state", "no state")
+        for ask, us in (("first ask", 400), ("asked again", 40))
+        for answer in ("miss", "hit")
+    },
 }
 LOAD_PLAN = "32k tokens, plan of a load"
 STORE_PLAN = "32k tokens, plan of its stores"
@@ -221,24 +227,50 @@ def scale() -> Clock:
     return clock
 
 
-def store(engine: Engine, first_number: int) -> None:
-    """Puts the prompts into the server, so that they are hits."""
+def store(engine: Engine, first_number: int, ends: Sequence[int] = (LONG,)) -> None:
+    """Puts the prompts into the server, in steps with these ends, so that they are hits."""
     for number in range(first_number, first_number + PROMPTS):
         request = Request(number, LONG)
         engine.ask(request)  # type: ignore[arg-type]
         # The bytes do not matter here, and any blocks do.
-        engine.tables[request.request_id] = [[1 + at % 60 for at in range(LONG // 16)]]
+        engine.tables[request.request_id] = [
+            [1 + at % 60 for at in range(LONG // span)] for _, span in engine.geometry.spans
+        ]
         engine.computed[request.request_id] = 0
-        plan = engine.plan({request.request_id: (request, LONG)})  # type: ignore[dict-item]
-        engine.run(plan)
+        for end in ends:
+            engine.run(engine.plan({request.request_id: (request, end)}))  # type: ignore[dict-item]
+            engine.computed[request.request_id] = end
         engine.scheduler.request_finished_all_groups(request, ())
+
+
+def shapes(socket: str) -> dict[str, Clock]:
+    """Lookups where full attention is not alone: a window beside it, and a state, which may lie at any boundary."""
+    found = {}
+    # A step may end where a state is wanted, a block before the end, or only at the end, behind every boundary to hit.
+    cases = [
+        ("a window", WINDOW_SPECS, (LONG,), LONG - 16),
+        ("a state", HYBRID_SPECS, (LONG - 32, LONG), LONG - 32),
+        ("no state", HYBRID_SPECS, (LONG,), 0),
+    ]
+    for at, (name, specs, ends, expected) in enumerate(cases):
+        engine = Engine(socket, specs, f"engine {name}")
+        first_number = 100_000 * (at + 1)
+        first, again, _, hits = lookups(engine, first_number)
+        assert hits == [0] * PROMPTS
+        found[f"full and {name}, first ask, miss"], found[f"full and {name}, asked again, miss"] = first, again
+        store(engine, first_number, ends)
+        first, again, _, hits = lookups(engine, first_number)
+        assert hits == [expected] * PROMPTS, hits
+        found[f"full and {name}, first ask, hit"], found[f"full and {name}, asked again, hit"] = first, again
+        engine.close()
+    return found
 
 
 def measure() -> dict[str, Clock]:
     """Everything, with a server of its own."""
     with tempfile.TemporaryDirectory() as directory, Spared().watching():
         server = Server(directory)
-        server.start(chunk_size=CHUNK, pool_size="256MiB")
+        server.start(chunk_size=CHUNK, pool_size="512MiB")
         try:
             engine = Engine(server.socket)
             found = {"idle step": idle_step(engine), "decode step, per request": decode_step(engine)}
@@ -251,6 +283,7 @@ def measure() -> dict[str, Clock]:
             found["32k tokens, first ask, hit"], found["32k tokens, asked again, hit"] = first, again
             found["step with a hit not taken"] = steps
             found |= admission(engine, 2000)
+            found |= shapes(server.socket)
             found[SCALE] = scale()
             engine.close()
         finally:

@@ -102,7 +102,8 @@ pub(super) fn plan(groups: &[GroupShape], presence: &Presence, limits: &Limits) 
         .unwrap_or(u64::MAX)
         .min(limits.max_tokens);
     for boundary in view.boundaries(longest) {
-        if groups.iter().all(|g| view.serves(g, boundary)) {
+        let mut all = groups.iter().zip(&cover);
+        if all.all(|(g, cover)| view.serves(g, *cover, boundary)) {
             return Plan {
                 hit_tokens: boundary,
                 loads: view.loads(groups, boundary),
@@ -243,9 +244,10 @@ impl<'a> View<'a> {
         all
     }
 
-    fn serves(&self, group: &GroupShape, boundary: u64) -> bool {
+    /// `cover` is the group's own.
+    fn serves(&self, group: &GroupShape, cover: u64, boundary: u64) -> bool {
         match group.kind {
-            ObjectKind::Full => boundary <= self.cover(group),
+            ObjectKind::Full => boundary <= cover,
             ObjectKind::Recurrent => self.state(group.bit, boundary).is_some(),
             kind => {
                 let needed = first_needed_token(kind, boundary);
