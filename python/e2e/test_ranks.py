@@ -92,7 +92,7 @@ world, dcp, meet = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 said = os.open(sys.argv[4], os.O_APPEND | os.O_WRONLY)
 spec = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.bfloat16, max_tp_shards=1)
 config = KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-held = geometry.shards(config, geometry.resolve(config, dcp), world, dcp)
+(held,) = geometry.shards(config, geometry.resolve(config, dcp), world, dcp)
 with set_current_vllm_config(VllmConfig()):
     children = []
     for rank in range(world):
