@@ -142,3 +142,66 @@ fn one_chunk_may_always_be_pinned() {
     assert_eq!(rig.core.status().counters.shortened, 0);
     rig.audit();
 }
+
+/// What a reader finds counts only if it is still so once its pins can be seen.
+#[test]
+fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
+    let mut rig = Rig::new(64);
+    let mut peer = rig.peer(1);
+    rig.register(&peer, 0, 1, &[group(0, ObjectKind::Full, 1, 0)])
+        .unwrap();
+    rig.put_chain(&peer, 1, 3);
+    let keys: Vec<_> = (0..3).map(|c| key(1, c, CHUNK)).collect();
+    let request = LookupRequest {
+        domain_seed: rig.seed,
+        session: 7,
+        keys: &keys,
+        tails: &TailList::default(),
+        max_tokens: u64::MAX,
+        local_tokens: 0,
+        pin: true,
+        describe: false,
+    };
+    let (number, domain) = rig.core.registry.find(&rig.seed).unwrap();
+    let shape = domain.shape(number, u64::MAX);
+    let reader = rig.core.index.reader();
+    let frames = rig.core.pool.frames();
+    let pinned = |id: ClientId| rig.core.slabs.pinned_by(id.slab(), frames).len();
+
+    let asked = std::cell::Cell::new(0);
+    let never = || {
+        asked.set(asked.get() + 1);
+        assert_eq!(
+            pinned(peer.id),
+            1,
+            "the deepest object is pinned while it is looked at again"
+        );
+        false
+    };
+    let missed = direct::look_up(&reader, &shape, &request, &mut peer.words, never).unwrap();
+    assert_eq!(
+        (asked.get(), missed.answer.hit_tokens, missed.answer.pin),
+        (3, 0, 0)
+    );
+    assert_eq!((pinned(peer.id), missed.hit), (0, 0));
+
+    asked.set(0);
+    let at_last = || {
+        asked.set(asked.get() + 1);
+        asked.get() == 2
+    };
+    let found = direct::look_up(&reader, &shape, &request, &mut peer.words, at_last).unwrap();
+    assert_eq!((asked.get(), found.answer.hit_tokens), (2, 3 * u64::from(CHUNK)));
+    assert_eq!(pinned(peer.id), 1);
+    peer.words.end_session(7);
+    assert_eq!(pinned(peer.id), 0);
+
+    // A domain that came back under another number: the reader has to ask what it looks like now.
+    let old = DomainShape {
+        domain: number + 1,
+        ..shape
+    };
+    let other = direct::look_up(&reader, &old, &request, &mut peer.words, || true);
+    assert_eq!(other, Err(direct::OtherDomain));
+    assert_eq!(pinned(peer.id), 0);
+}
