@@ -466,3 +466,62 @@ fn loads_whose_frames_were_reused_fail() {
     assert!(!load(place, extent));
     eventually("the restart to be seen", || !client.is_healthy());
 }
+
+/// A description of a domain that cannot be is not looked up with, and not taken for a miss.
+#[test]
+fn a_domain_that_cannot_be_drops_the_connection() {
+    let group = |group, bit, kind, window_tokens| GroupShape {
+        group,
+        kind,
+        window_tokens,
+        bit,
+    };
+    let sound = DomainShape {
+        domain: 0,
+        chunk_size: CHUNK as u32,
+        alignment: 16,
+        anchor: Some(0),
+        groups: vec![
+            group(0, 1, GroupKind::Full, 0),
+            group(1, 2, GroupKind::SlidingWindow, 32),
+        ],
+        kept_frames_max: FRAMES,
+    };
+    let with = |change: fn(&mut DomainShape)| {
+        let mut shape = sound.clone();
+        change(&mut shape);
+        shape
+    };
+    let wrongs = [
+        with(|shape| shape.groups.clear()),
+        with(|shape| shape.groups.reverse()),
+        with(|shape| shape.groups[1].bit = 1),
+        with(|shape| shape.groups[1].bit = 6),
+        with(|shape| shape.groups[1].window_tokens = 0),
+        with(|shape| shape.anchor = Some(1)),
+        with(|shape| shape.anchor = Some(9)),
+        with(|shape| shape.alignment = 0),
+        with(|shape| shape.alignment = 48),
+        with(|shape| shape.chunk_size = 0),
+    ];
+    let described = |shape: DomainShape| {
+        let fake = Fake::new(move |request, _| {
+            matches!(request, Request::Lookup(_)).then(|| {
+                plain(Reply::Lookup(LookupReply {
+                    shape: Some(shape.clone()),
+                    ..LookupReply::default()
+                }))
+            })
+        });
+        let client = ready(&fake.socket(), &Shape::plain(64, 0));
+        let seed = client.domain_seed().unwrap();
+        let hit = client
+            .lookup(lookup(seed, &chain(seed, CHUNK + 1, 1), 1, 16))
+            .unwrap();
+        (hit.hit_tokens, hit.degraded)
+    };
+    assert_eq!(described(sound.clone()), (0, false), "an empty index");
+    for wrong in wrongs {
+        assert_eq!(described(wrong.clone()), (0, true), "{wrong:?}");
+    }
+}

@@ -260,8 +260,8 @@ impl Core {
         Ok(())
     }
 
-    /// Registers one rank, and returns the number of its domain and how many frames its pins may keep. A rank of an engine that registers again ends the engine's partials: whatever it
-    /// stored before may never be completed.
+    /// Registers one rank, and returns the number of its domain and how many frames its pins may keep. A rank of an
+    /// engine that registers again ends the engine's partials: whatever it stored before may never be completed.
     ///
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::UnknownClient`], and those of the layout:

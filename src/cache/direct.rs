@@ -15,9 +15,10 @@ use super::index::IndexReader;
 use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
 use super::pin_words::{Kept, PinWords};
 use super::probe::{Found, Probed, probe};
+use super::record::RecordView;
 use super::shape::DomainShape;
 use crate::geometry::ObjectKind;
-use crate::pool::body;
+use crate::pool::{Extent, body};
 use crate::shm::mapping::Access;
 
 /// An answer, and what it adds to the client's counters.
@@ -168,29 +169,40 @@ pub fn retrieve<A: Access>(
     }
     let (mut words, is_current) = (Vec::new(), is_current());
     for (id, found) in request.ids.iter().zip(found) {
-        let first_extent = answer.extents.len() as u32;
         let place = found.filter(|_| is_current).and_then(|found| {
             let view = reader.view(found.record, id)?;
             if view.incarnation != found.incarnation {
                 return None;
             }
-            reader.body(&view, &mut words)?;
-            let (bytes, checksum) = body::part(&words, request.part, &mut answer.extents)?;
-            Some(PartPlace {
-                incarnation: view.incarnation,
-                bytes,
-                checksum,
-                first_extent,
-                extent_count: answer.extents.len() as u32 - first_extent,
-                tokens: view.tokens,
-                held_from: view.held_from,
-            })
+            part_place(reader, &view, request.part, &mut words, &mut answer.extents)
         });
         answer.places.push(place.unwrap_or_default());
     }
     // The deepest first, so that what it hangs under is the more recent.
     pins.touch(&records.into_iter().rev().collect::<Vec<_>>());
     Some((answer, shortened))
+}
+
+/// Where a part of a live object lies; its runs are appended to `extents`. `words` is scratch.
+pub(super) fn part_place<A: Access>(
+    reader: &IndexReader<'_, A>,
+    view: &RecordView,
+    part: u16,
+    words: &mut Vec<u64>,
+    extents: &mut Vec<Extent>,
+) -> Option<PartPlace> {
+    let first_extent = extents.len() as u32;
+    reader.body(view, words)?;
+    let (bytes, checksum) = body::part(words, part, extents)?;
+    Some(PartPlace {
+        incarnation: view.incarnation,
+        bytes,
+        checksum,
+        first_extent,
+        extent_count: extents.len() as u32 - first_extent,
+        tokens: view.tokens,
+        held_from: view.held_from,
+    })
 }
 
 fn is_anchor(load: &Load, shape: &DomainShape) -> bool {

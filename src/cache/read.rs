@@ -4,13 +4,12 @@
 
 use super::api::*;
 use super::core::Core;
-use super::direct::{check_tails, named, requested_units, touched_by};
+use super::direct::{check_tails, named, part_place, requested_units, touched_by};
 use super::error::CoreError;
 use super::lookup::{self, Limits, Load, Plan, Source};
 use super::pins::Kept;
 use super::probe::{Probed, probe};
 use crate::keys::ChunkKey;
-use crate::pool::body;
 
 impl Core {
     /// The longest prefix, at most `max_tokens`, that every object group can serve; names and pins the
@@ -118,24 +117,14 @@ impl Core {
         for id in ids {
             let view = reader.lookup(id);
             let view = view.filter(|view| view.domain == number);
-            let first_extent = answer.extents.len() as u32;
             let place = view.and_then(|view| {
                 if !keeping.add(view.record) {
                     shortened = true;
                     return None;
                 }
-                reader.body(&view, &mut words)?;
-                let (bytes, checksum) = body::part(&words, part, &mut answer.extents)?;
+                let place = part_place(&reader, &view, part, &mut words, &mut answer.extents)?;
                 records.push(view.record);
-                Some(PartPlace {
-                    incarnation: view.incarnation,
-                    bytes,
-                    checksum,
-                    first_extent,
-                    extent_count: answer.extents.len() as u32 - first_extent,
-                    tokens: view.tokens,
-                    held_from: view.held_from,
-                })
+                Some(place)
             });
             answer.places.push(place.unwrap_or_default());
         }

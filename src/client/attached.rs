@@ -122,11 +122,13 @@ impl Attached {
         }
     }
 
-    /// Remembers what a domain looks like.
-    pub(super) fn learn(&self, seed: ChunkKey, shape: &wire::DomainShape) {
-        if let Some(shape) = usable(shape) {
-            self.shapes().insert(seed, Arc::new(shape));
-        }
+    /// Remembers what a domain looks like. False: there can be no such domain.
+    pub(super) fn learn(&self, seed: ChunkKey, shape: &wire::DomainShape) -> bool {
+        let Some(shape) = usable(shape) else {
+            return false;
+        };
+        self.shapes().insert(seed, Arc::new(shape));
+        true
     }
 
     /// Answers a lookup from memory; nothing where the server has to be asked.
@@ -176,7 +178,7 @@ impl Attached {
     }
 }
 
-/// A shape as the cache's own; nothing where its numbers make no sense, and then the server is asked each time.
+/// A shape as the cache's own; nothing where its numbers make no sense.
 fn usable(shape: &wire::DomainShape) -> Option<DomainShape> {
     let group = |group: &wire::GroupShape| {
         let kind = match group.kind {

@@ -140,12 +140,16 @@ impl Core {
         };
         match self.call(None, &Request::Lookup(request))? {
             (Reply::Lookup(reply), session) => {
-                if let (Some(attached), Some(shape)) = (session.attached(), &reply.shape) {
-                    attached.learn(question.domain_seed, shape);
+                let (Some(attached), Some(shape)) = (session.attached(), &reply.shape) else {
+                    return Ok(answer(reply, &session)); // as long as ranks are missing nothing is a hit
+                };
+                if !attached.learn(question.domain_seed, shape) {
+                    let reason = format!("the server describes a domain that cannot be: {shape:?}");
+                    self.degrade(&session, &reason);
+                    return Err(ClientError::unavailable(reason));
                 }
                 let direct = look_up_at(&session, question, |stat, count| self.counters.add(stat, count));
-                // As long as ranks are missing nothing is a hit.
-                Ok(direct.unwrap_or_else(|| answer(reply, &session)))
+                direct.ok_or_else(|| ClientError::unavailable("the server or the domain changed meanwhile"))
             }
             (reply, session) => Err(self.distrust(&session, &reply)),
         }
