@@ -56,7 +56,8 @@ pub fn look_up<A: Access>(
         requested: requested_units(request, shape),
         ..Direct::default()
     };
-    for _ in 0..MAX_ROUNDS {
+    let mut rounds = MAX_ROUNDS;
+    while rounds > 0 {
         let probed = probe(reader, shape, request, &limits);
         if probed.other_domain {
             return Err(OtherDomain);
@@ -82,7 +83,7 @@ pub fn look_up<A: Access>(
             pins.fits(&kept, shape.kept_frames_max).then_some(kept)
         };
         let (plan, loads, kept, shortened) =
-            lookup::settle_within(&shape.groups, &mut presence, &limits, find, fits);
+            lookup::settle_within(&shape.groups, &mut presence, &limits, &mut rounds, find, fits);
         found.shortened |= shortened;
         if request.pin && !plan.loads.is_empty() {
             let held: Vec<usize> = held_by(&plan, shape).collect();

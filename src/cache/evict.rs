@@ -134,18 +134,22 @@ impl Core {
         let id = self.id_of(record)?;
         self.move_children_up(record, &id)?;
         let parent = self.records.get(record).parent;
+        let chunk_before = self.records.chunk_before(record);
         self.index.kill(record, &id);
         self.records.enter_limbo(record);
-        self.show_beside(parent);
+        self.show_children(parent);
+        self.show_children(chunk_before);
         self.records.attach(record, None);
         self.counters.evicted_objects += 1;
         Ok(Condemned { record, parent })
     }
 
-    /// Has the index say what hangs beside a record.
-    pub(super) fn show_beside(&self, record: Option<u32>) {
+    /// Has the index say what hangs beside a record, and which tails of the next chunk are there.
+    pub(super) fn show_children(&self, record: Option<u32>) {
         if let Some(record) = record {
-            self.index.set_beside(record, self.records.get(record).groups);
+            let entry = self.records.get(record);
+            self.index
+                .set_children(record, entry.frames, entry.groups, entry.tails);
         }
     }
 

@@ -7,7 +7,9 @@
 use std::os::fd::OwnedFd;
 
 use super::ObjectId;
-use super::record::{Beside, META_DEAD, META_UNSTABLE, RecordView, RecordWords, WORD_BESIDE, WORD_META};
+use super::record::{
+    Beside, META_DEAD, META_UNSTABLE, RecordView, RecordWords, WORD_BESIDE, WORD_FRAMES, WORD_META,
+};
 use crate::pool::ABI_VERSION;
 use crate::pool::body::{CHAIN_BYTES, ChainArea, chain_blocks};
 use crate::pool::directory::SHARED_WORDS;
@@ -163,6 +165,29 @@ impl<'a, A: Access> IndexReader<'a, A> {
         (meta.load_relaxed() == view.incarnation).then_some(())
     }
 
+    /// Has the buckets of an object brought into the cache, for a lookup that comes a few lookups later.
+    pub fn prefetch_buckets(&self, id: &ObjectId) {
+        for bucket in self.layout.place(id).0 {
+            self.mapping.prefetch(self.layout.bucket_at(bucket));
+        }
+    }
+
+    /// The same of what seems to be its record; its buckets should be there.
+    pub fn prefetch_record(&self, id: &ObjectId) {
+        let (buckets, tag) = self.layout.place(id);
+        for bucket in buckets {
+            let mut slots = [0; SLOTS];
+            let loaded = self.mapping.load_words(self.layout.bucket_at(bucket), &mut slots);
+            let same = |slot: &&u64| **slot != 0 && (**slot >> 32) as u32 == tag;
+            if let (Ok(()), Some(slot)) = (loaded, slots.iter().find(same)) {
+                let at = self.layout.record_at((*slot as u32).wrapping_sub(1));
+                self.mapping.prefetch(at);
+                self.mapping.prefetch(at + RECORD_BYTES / 2);
+                return;
+            }
+        }
+    }
+
     fn find(&self, id: &ObjectId) -> Option<RecordView> {
         let (buckets, tag) = self.layout.place(id);
         for bucket in buckets {
@@ -273,9 +298,12 @@ impl Index {
         Ok(())
     }
 
-    /// Says what hangs beside a live record.
-    pub fn set_beside(&self, record: u32, beside: Beside) {
-        self.word(self.layout.record_at(record) + WORD_BESIDE * 8)
+    /// Says what hangs beside a live record of `frames` frames, and which tails of the next chunk hang under it.
+    pub fn set_children(&self, record: u32, frames: u32, beside: Beside, tails: u32) {
+        let at = self.layout.record_at(record);
+        let word = u64::from(tails) << 32 | u64::from(frames);
+        self.word(at + WORD_FRAMES * 8).store(word, Ordering::Relaxed);
+        self.word(at + WORD_BESIDE * 8)
             .store(beside.to_word(), Ordering::Relaxed);
     }
 

@@ -14,7 +14,7 @@ use crate::geometry::ObjectKind;
 use crate::geometry::window::first_needed_token;
 
 /// Rounds of planning before a lookup whose objects keep vanishing is a miss.
-pub(super) const MAX_ROUNDS: usize = 3;
+pub(super) const MAX_ROUNDS: u32 = 3;
 
 /// A tail of the prompt and the groups that have an object of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,14 +120,16 @@ pub(super) fn present_tokens(groups: &[GroupShape], presence: &Presence, limits:
 }
 
 /// Plans, and finds every object of the plan again. What is not found any more is taken out of `presence`
-/// and the plan is made anew, a few times; then it is a miss. The plan and the records of its loads.
+/// and the plan is made anew, as long as `rounds` are left; then it is a miss. The plan and the records of its loads.
 pub(super) fn settle<R: Copy>(
     groups: &[GroupShape],
     presence: &mut Presence,
     limits: &Limits,
+    rounds: &mut u32,
     mut find: impl FnMut(&Load) -> Option<R>,
 ) -> (Plan, Vec<R>) {
-    for _ in 0..MAX_ROUNDS {
+    while *rounds > 0 {
+        *rounds -= 1;
         let plan = plan(groups, presence, limits);
         let found: Vec<Option<R>> = plan.loads.iter().map(&mut find).collect();
         if let Some(records) = found.iter().copied().collect::<Option<Vec<R>>>() {
@@ -146,15 +148,16 @@ pub(super) fn settle<R: Copy>(
 
 /// As [`settle`], and not longer than `fits` allows: it is given a plan and its records and says what pinning them
 /// takes, or that it is too much. Then the longest prefix in whole chunks that fits is found by halving, since a
-/// shorter one needs less. The last value tells that this happened.
+/// shorter one needs less; a step of that is no round unless something vanishes. The last value tells that this happened.
 pub(super) fn settle_within<R: Copy, T: Default>(
     groups: &[GroupShape],
     presence: &mut Presence,
     limits: &Limits,
+    rounds: &mut u32,
     mut find: impl FnMut(&Load) -> Option<R>,
     fits: impl Fn(&Plan, &[R]) -> Option<T>,
 ) -> (Plan, Vec<R>, T, bool) {
-    let (whole, records) = settle(groups, presence, limits, &mut find);
+    let (whole, records) = settle(groups, presence, limits, rounds, &mut find);
     if let Some(taken) = fits(&whole, &records) {
         return (whole, records, taken, false);
     }
@@ -166,7 +169,8 @@ pub(super) fn settle_within<R: Copy, T: Default>(
             max_tokens: limits.max_tokens.min(chunks * limits.chunk_size),
             ..*limits
         };
-        let (plan, records) = settle(groups, presence, &shorter, &mut find);
+        *rounds += 1;
+        let (plan, records) = settle(groups, presence, &shorter, rounds, &mut find);
         match fits(&plan, &records) {
             Some(taken) => {
                 best = (plan, records, taken);

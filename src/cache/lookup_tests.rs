@@ -166,7 +166,8 @@ fn a_vanished_object_shrinks_the_hit_and_too_many_end_it() {
     let g = groups(&[FULL, STATE]);
     let mut p = presence(&[3; 6], &[]);
     let gone = [load(0, Chunk(4)), load(1, Chunk(3))];
-    let (plan, records) = settle(&g, &mut p, &limits(5000, 0), |l| {
+    let mut left = MAX_ROUNDS;
+    let (plan, records) = settle(&g, &mut p, &limits(5000, 0), &mut left, |l| {
         (!gone.contains(l)).then_some(match l.source {
             Chunk(c) => c,
             Tail(_) => 99,
@@ -176,13 +177,13 @@ fn a_vanished_object_shrinks_the_hit_and_too_many_end_it() {
     assert_eq!(records, [0, 1, 2, 2]);
 
     let mut p = presence(&[3; 6], &[]);
-    let mut rounds = 0;
-    let (plan, records) = settle(&g, &mut p, &limits(5000, 0), |l| {
+    let (mut rounds, mut left) = (0, MAX_ROUNDS);
+    let (plan, records) = settle(&g, &mut p, &limits(5000, 0), &mut left, |l| {
         rounds += u32::from(l.group == 1);
         (l.group == 0).then_some(0)
     });
     assert_eq!((plan, records), (Plan::default(), Vec::new()));
-    assert_eq!(rounds, MAX_ROUNDS as u32);
+    assert_eq!((rounds, left), (MAX_ROUNDS, 0));
 }
 
 /// The definition, slowly: can every group be served at `b`?

@@ -6,7 +6,7 @@ use super::api::{LookupRequest, ObjectId, Tail};
 use super::index::IndexReader;
 use super::lookup::{self, Limits, Load, Presence, Source, TailPresence};
 use super::record::RecordView;
-use super::shape::{DomainShape, GroupShape};
+use super::shape::{DomainShape, GroupShape, tail_bit};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::shm::mapping::Access;
@@ -37,6 +37,8 @@ pub(super) struct Probed {
     pub(super) tails: Vec<Tail>,
     /// The anchor group's records of the chunks, from the first on.
     pub(super) anchors: Vec<Found>,
+    /// What each of them says of the tails of the chunk behind it.
+    tails_behind: Vec<u32>,
     /// Something that was named belongs to another domain.
     pub(super) other_domain: bool,
 }
@@ -58,11 +60,15 @@ impl Probed {
 /// Tails that one lookup looks at. Boundaries that are further from the end of what full attention has are not found.
 const TAILS_MAX: usize = 2048;
 
+/// Lookups between asking for the record of a chunk and reading it; twice as many before, its buckets are asked for.
+const AHEAD: usize = 8;
+
 /// Looks for what a request names, as far as it can matter for the longest hit.
 ///
 /// The anchor's record knows which other groups have an object of its key, so that a chunk costs one probe whatever
 /// the number of groups. Behind the first chunk that the anchor lacks nothing can be hit. A model that can resume inside any
-/// chunk names thousands of tails: they are looked at from the end, chunk by chunk, until nothing before can be longer.
+/// chunk names thousands of tails: only those of chunks are looked at whose record before knows of any or which need none,
+/// from the end, chunk by chunk, until nothing before can be longer.
 pub(super) fn probe<A: Access>(
     reader: &IndexReader<'_, A>,
     shape: &DomainShape,
@@ -86,9 +92,9 @@ pub(super) fn probe<A: Access>(
     left.retain(|chunk| {
         let gap = gaps.contains(chunk);
         if gap {
-            prober.tails(&request.tails.of(*chunk), &mut probed);
+            prober.tails(request.tails.of(*chunk).iter(), &mut probed);
         }
-        !gap
+        !gap && prober.ends_in(*chunk, &probed) != 0
     });
     let mut batch = 1;
     while let Some(&longest) = left.last() {
@@ -98,7 +104,9 @@ pub(super) fn probe<A: Access>(
             break;
         }
         for chunk in left.split_off(left.len().saturating_sub(batch)) {
-            prober.tails(&request.tails.of(chunk), &mut probed);
+            let bits = prober.ends_in(chunk, &probed);
+            let is_end = |tail: &&Tail| bits & tail_bit(tail.tokens, shape.alignment) != 0;
+            prober.tails(request.tails.of(chunk).iter().filter(is_end), &mut probed);
         }
         batch *= 2;
     }
@@ -121,6 +129,29 @@ impl<A: Access> Prober<'_, A> {
         (view.tokens == tokens).then_some(view)
     }
 
+    /// Bits of the tails that a hit may end with in a chunk of which full attention has everything. A state serves its own
+    /// end only. Attention and windows serve any end before theirs, so they need the whole chunk or some tail of it.
+    fn ends_in(&self, chunk: u32, probed: &Probed) -> u32 {
+        let before = chunk.checked_sub(1).map(|before| before as usize);
+        let Some(tails) = before.and_then(|before| probed.tails_behind.get(before)) else {
+            return u32::MAX; // no record before it tells
+        };
+        if self
+            .shape
+            .groups
+            .iter()
+            .any(|group| group.kind == ObjectKind::Recurrent)
+        {
+            return *tails;
+        }
+        let whole = probed.presence.chunks.get(chunk as usize).copied().unwrap_or(0);
+        let served = |group: &GroupShape| whole & group.bit != 0;
+        match *tails != 0 || self.shape.groups.iter().all(served) {
+            true => u32::MAX,
+            false => 0,
+        }
+    }
+
     fn chunks(&self, request: &LookupRequest<'_>) -> Probed {
         let shape = self.shape;
         let mut probed = Probed::default();
@@ -135,10 +166,12 @@ impl<A: Access> Prober<'_, A> {
             let source = Source::Chunk(at as u32);
             let mut groups = 0;
             if let Some(anchor) = anchor {
+                self.prefetch(&request.keys[at..], anchor.group);
                 let Some(view) = self.has(key, anchor.group, shape.chunk, &mut probed) else {
                     break;
                 };
                 probed.anchors.push(Found::from(view));
+                probed.tails_behind.push(view.tails);
                 groups = anchor.bit | view.beside.below;
                 for group in shape.groups.iter().filter(|g| g.bit & view.beside.holed != 0) {
                     if let Some(view) = self.has(key, group.group, shape.chunk, &mut probed) {
@@ -157,8 +190,19 @@ impl<A: Access> Prober<'_, A> {
         probed
     }
 
+    /// The first of these keys is looked up now, the others later: their lines come meanwhile, instead of one after another.
+    fn prefetch(&self, keys: &[ChunkKey], group: u16) {
+        let id = |at: usize| keys.get(at).map(|key| ObjectId { key: *key, group });
+        if let Some(id) = id(2 * AHEAD) {
+            self.reader.prefetch_buckets(&id);
+        }
+        if let Some(id) = id(AHEAD) {
+            self.reader.prefetch_record(&id);
+        }
+    }
+
     /// Tails of one chunk. Attention and windows are not looked for where the whole chunk is there, whose front will do.
-    fn tails(&self, tails: &[Tail], probed: &mut Probed) {
+    fn tails<'t>(&self, tails: impl Iterator<Item = &'t Tail>, probed: &mut Probed) {
         for tail in tails {
             let at = probed.tails.len() as u32;
             let chunk = probed.presence.chunks.get(tail.chunk as usize).copied();

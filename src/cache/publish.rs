@@ -58,8 +58,10 @@ impl Core {
             .publish(record, &words, &blocks, slot, || epochs.set(&extents, number))?;
         self.partials.take(key);
         let frames = count_frames(&extents) as u32;
-        self.records.publish(record, frames, range.held_from);
-        self.show_beside(self.records.get(record).parent);
+        let tail = self.domain(range.domain)?.tail_bit(range.tokens);
+        self.records.publish(record, frames, range.held_from, tail);
+        self.show_children(self.records.get(record).parent);
+        self.show_children(self.records.chunk_before(record));
         self.counters.stored_objects += 1;
         self.counters.stored_bytes += parts.iter().map(|p| p.bytes).sum::<u64>();
         self.end_rivals(&key.id, record)?;

@@ -6,7 +6,7 @@ use super::api::*;
 use super::core::Core;
 use super::direct::{check_tails, named, part_place, requested_units, touched_by};
 use super::error::CoreError;
-use super::lookup::{self, Limits, Load, Plan, Source};
+use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
 use super::pins::Kept;
 use super::probe::{Probed, probe};
 use crate::keys::ChunkKey;
@@ -51,8 +51,9 @@ impl Core {
             true => self.keep_all(client, domain, records),
             false => Some(Kept::new()),
         };
+        let mut rounds = MAX_ROUNDS;
         let (plan, records, kept, shortened) =
-            lookup::settle_within(&shape.groups, &mut presence, &limits, find, fits);
+            lookup::settle_within(&shape.groups, &mut presence, &limits, &mut rounds, find, fits);
         let mut answer = LookupAnswer {
             hit_tokens: plan.hit_tokens,
             present_tokens,

@@ -21,13 +21,13 @@ pub const WORD_META: usize = 0;
 pub const WORD_KEY: usize = 1;
 /// Index of the shape word.
 pub const WORD_SHAPE: usize = 5;
-/// Index of the word of frames of all parts.
+/// Index of the word of frames of all parts, and of the tails under it.
 pub const WORD_FRAMES: usize = 6;
 /// Index of the body word.
 pub const WORD_BODY: usize = 7;
 /// Index of the word of the domain and the first token that is held.
 pub const WORD_HELD: usize = 8;
-/// Index of the word of the groups beside it: the only one that changes while the record is live.
+/// Index of the word of the groups beside it. It and the tails under it are all that changes while the record is live.
 pub const WORD_BESIDE: usize = 9;
 /// Index of the first body word.
 const WORD_INLINE: usize = 10;
@@ -144,6 +144,9 @@ pub struct RecordView {
     pub frames: u64,
     /// What hangs beside it.
     pub beside: Beside,
+    /// Of a full chunk: which tails of the next one have a live object, as [`tail_bit`](super::shape::tail_bit) says. A hint
+    /// too.
+    pub tails: u32,
     pub(super) body: u64,
     pub(super) inline: [u64; INLINE_WORDS],
 }
@@ -162,8 +165,9 @@ impl RecordView {
             tokens: (shape >> 32) as u32,
             held_from: words[WORD_HELD] as u32,
             parts: (shape >> 16) as u16,
-            frames: words[WORD_FRAMES],
+            frames: u64::from(words[WORD_FRAMES] as u32),
             beside: Beside::from_word(words[WORD_BESIDE]),
+            tails: (words[WORD_FRAMES] >> 32) as u32,
             body: words[WORD_BODY],
             inline,
         })
@@ -208,9 +212,11 @@ mod tests {
                 9 << 32 | 1
             ]
         );
-        let view = RecordView::decode(4, &words.shared, &id).unwrap();
+        let mut live = words.shared;
+        live[WORD_FRAMES] |= 0b101 << 32;
+        let view = RecordView::decode(4, &live, &id).unwrap();
         assert_eq!((view.domain, view.tokens, view.held_from), (7, 256, 96));
-        assert_eq!((view.parts, view.frames), (1, 2));
+        assert_eq!((view.parts, view.frames, view.tails), (1, 2, 0b101));
         assert_eq!(key_of_words(key_words(&id.key)), id.key);
         let other = ObjectId { group: 1, ..id };
         assert!(RecordView::decode(4, &words.shared, &other).is_none());

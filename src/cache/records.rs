@@ -5,6 +5,9 @@
 //! Records form trees: a full-attention object hangs under the one of the chunk before, a window or a
 //! state under the full-attention object of its chunk. Only leaves go.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use super::policy::{EvictionPolicy, Lru};
 use super::record::Beside;
 use crate::pool::RecordState;
@@ -33,6 +36,10 @@ pub(super) struct Record {
     pub(super) groups: Beside,
     /// Whether it is one of `below` of its parent.
     pub(super) beside: bool,
+    /// Of a tail its bit in the word of the chunk before; 0 of what is none.
+    pub(super) tail: u32,
+    /// Bits of the tails of the next chunk, as its record in the index says.
+    pub(super) tails: u32,
     /// Superseded.
     pub(super) superseded: bool,
 }
@@ -44,6 +51,8 @@ pub(super) struct Records {
     /// Grows as numbers come into use; an entry of a free number has the state `Free`.
     all: Vec<Record>,
     policy: Box<dyn EvictionPolicy>,
+    /// How many live tails are behind a bit of `tails` of a record.
+    tails: HashMap<(u32, u32), u32>,
     live: u64,
     pinned_frames: u64,
 }
@@ -59,6 +68,8 @@ const UNUSED: Record = Record {
     bit: 0,
     groups: Beside { below: 0, holed: 0 },
     beside: false,
+    tail: 0,
+    tails: 0,
     superseded: false,
 };
 
@@ -69,6 +80,7 @@ impl Records {
             numbers: NumberPool::new(total),
             all: Vec::new(),
             policy: Box::new(Lru::default()),
+            tails: HashMap::new(),
             live: 0,
             pinned_frames: 0,
         }
@@ -110,10 +122,11 @@ impl Records {
         Some(record)
     }
 
-    /// The object is complete and visible.
-    pub(super) fn publish(&mut self, record: u32, frames: u32, held_from: u32) {
+    /// The object is complete and visible. `tail` is its bit if it is a tail, else 0.
+    pub(super) fn publish(&mut self, record: u32, frames: u32, held_from: u32, tail: u32) {
         let entry = self.get_mut(record);
         entry.held_from = held_from;
+        entry.tail = tail;
         entry.state = RecordState::Live;
         entry.frames = frames;
         let (bit, parent) = (entry.bit, entry.parent.filter(|_| entry.beside));
@@ -121,6 +134,10 @@ impl Records {
             let parent = self.get_mut(parent);
             parent.groups.below |= bit;
             parent.groups.holed |= if held_from > 0 { bit } else { 0 };
+        }
+        if let Some(chunk) = self.chunk_before(record) {
+            *self.tails.entry((chunk, tail)).or_default() += 1;
+            self.get_mut(chunk).tails |= tail;
         }
         self.live += 1;
         self.policy.stored(record);
@@ -132,6 +149,7 @@ impl Records {
         let entry = *self.get(record);
         if entry.state == RecordState::Live {
             self.live -= 1;
+            self.leave_chunk_before(record);
         }
         self.leave(&entry);
         let entry = self.get_mut(record);
@@ -173,6 +191,33 @@ impl Records {
         self.leave(&entry);
         self.get_mut(record).beside = false;
         self.attach(record, parent);
+    }
+
+    /// Of a tail: the record of the chunk before it, which speaks for it. A state or a window may have the attention of its
+    /// own tail between.
+    pub(super) fn chunk_before(&self, record: u32) -> Option<u32> {
+        let entry = self.get(record);
+        let parent = entry.parent.filter(|_| entry.tail != 0)?;
+        match entry.beside {
+            true => self.get(parent).parent,
+            false => Some(parent),
+        }
+    }
+
+    fn leave_chunk_before(&mut self, record: u32) {
+        let Some(chunk) = self.chunk_before(record) else {
+            return;
+        };
+        let bit = self.get(record).tail;
+        let Entry::Occupied(mut tails) = self.tails.entry((chunk, bit)) else {
+            debug_assert!(false, "record {chunk} counts no tail {record}");
+            return;
+        };
+        *tails.get_mut() -= 1;
+        if *tails.get() == 0 {
+            tails.remove();
+            self.get_mut(chunk).tails &= !bit;
+        }
     }
 
     /// Its parent no longer speaks for it.

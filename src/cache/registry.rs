@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{CoreError, DomainShape, GroupRegistration, GroupShape, Registration};
+use super::shape::{self, DomainShape, GroupShape};
+use super::{CoreError, GroupRegistration, Registration};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::pool::body::MAX_PART_BYTES;
@@ -67,6 +68,14 @@ impl Domain {
     /// Whether all ranks have registered at some time, so that no mandatory group is unknown.
     pub(super) fn is_complete(&self) -> bool {
         self.ranks.len() >= self.world_size as usize
+    }
+
+    /// The bit of a tail of so many tokens in the word of the chunk before it; 0 of a full chunk, which is none.
+    pub(super) fn tail_bit(&self, tokens: u32) -> u32 {
+        match tokens < self.chunk {
+            true => shape::tail_bit(tokens, self.alignment),
+            false => 0,
+        }
     }
 
     /// Frames of one full chunk of every group.

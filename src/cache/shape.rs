@@ -32,6 +32,12 @@ pub struct DomainShape {
     pub kept_frames_max: u64,
 }
 
+/// The bit of a tail in the word of the chunk before it. Two that share a bit differ by 32 alignments or more.
+pub(super) fn tail_bit(tokens: u32, alignment: u64) -> u32 {
+    let unit = (u64::from(tokens) / alignment).saturating_sub(1);
+    1 << (unit % u64::from(u32::BITS))
+}
+
 impl DomainShape {
     /// The anchor group.
     pub(super) fn anchor(&self) -> Option<&GroupShape> {

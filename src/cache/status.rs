@@ -105,8 +105,14 @@ impl Core {
         let totals = self.pool.audit()?;
         self.audit_totals(&totals)?;
         let mut tree: HashMap<u32, (u32, u32, u32)> = HashMap::new();
+        let mut tails: HashMap<u32, u32> = HashMap::new();
         for (number, record) in self.records.iter() {
             self.audit_record(number, record)?;
+            if let Some(chunk) = self.records.chunk_before(number)
+                && record.state == RecordState::Live
+            {
+                *tails.entry(chunk).or_default() |= record.tail;
+            }
             if let Some(parent) = record.parent {
                 let entry = tree.entry(parent).or_default();
                 entry.0 += 1;
@@ -131,6 +137,8 @@ impl Core {
                 holed.into(),
             )?;
             same("pins of a record", record.pins.into(), counted.into())?;
+            let behind = tails.get(&number).copied().unwrap_or_default();
+            same("tails behind a record", record.tails.into(), behind.into())?;
         }
         same("pins of records that are not in use", 0, pins.len() as u64)
     }
@@ -191,6 +199,9 @@ impl Core {
                 view.beside.to_word(),
                 beside,
             )?;
+            let tails = record.tails.into();
+            same("tails that the index says are behind", view.tails.into(), tails)?;
+            same("frames that the index says", view.frames, record.frames.into())?;
         }
         if let Some(parent) = record.parent {
             // Leaves first: what hangs under something that is gone would be unreachable, or unprotected.

@@ -26,7 +26,7 @@ fn forged(words: &[(usize, u64)], bytes: u64) -> Memfd {
     memfd
 }
 
-const VERSION_WORD: u64 = 3 | 4096 << 32;
+const VERSION_WORD: u64 = 4 | 4096 << 32;
 
 #[test]
 fn the_bytes_are_as_documented() {
@@ -50,7 +50,7 @@ fn the_bytes_are_as_documented() {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
 
     assert_eq!(&bytes[..8], b"KVASIRC1");
-    assert_eq!(&bytes[8..16], [3, 0, 0, 0, 0, 0x10, 0, 0]);
+    assert_eq!(&bytes[8..16], [4, 0, 0, 0, 0, 0x10, 0, 0]);
     assert_eq!(&bytes[16..32], b"0123456789abcdef");
     assert_eq!((word(32), word(40), word(48)), (7, 4321, 1_796_000_000_000));
     assert!(word(64) > 0);
@@ -149,8 +149,8 @@ fn what_is_not_a_control_region_of_this_version_is_refused() {
         Err(ControlError::Magic { found: 0 })
     ));
     let error = open(&[(0, MAGIC), (8, VERSION_WORD + 1)], 4096).unwrap_err();
-    assert!(matches!(error, ControlError::AbiVersion { found: 4 }), "{error}");
-    let error = open(&[(0, MAGIC), (8, 3 | 8192 << 32)], 4096).unwrap_err();
+    assert!(matches!(error, ControlError::AbiVersion { found: 5 }), "{error}");
+    let error = open(&[(0, MAGIC), (8, 4 | 8192 << 32)], 4096).unwrap_err();
     assert!(
         matches!(error, ControlError::HeaderBytes { found: 8192 }),
         "{error}"

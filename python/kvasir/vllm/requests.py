@@ -14,6 +14,8 @@ from kvasir.vllm.fleet import Answer, Pins
 # Until a lookup has been answered any object may be there.
 UNKNOWN_REACH = sys.maxsize
 
+_NO_PARAMS: Mapping[str, Any] = {}
+
 
 @dataclasses.dataclass
 class Pending:
@@ -133,7 +135,9 @@ def odd_switches(request: Any) -> Iterator[tuple[str, str]]:
 
 def _params(request: Any) -> Mapping[str, Any]:
     params = getattr(request, "kv_transfer_params", None)
-    return params if isinstance(params, Mapping) else {}
+    if params is None:
+        return _NO_PARAMS  # nearly always, and asking whether it is a mapping is slow
+    return params if isinstance(params, Mapping) else _NO_PARAMS
 
 
 def _bypasses(request: Any) -> bool:

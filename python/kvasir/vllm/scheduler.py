@@ -58,6 +58,7 @@ class SchedulerRole:
         ranks: int = 1,
     ) -> None:
         self._geometry = geometry
+        self._group_count = max((group.index for group in geometry.object_groups), default=-1) + 1
         self._settings = settings
         self._client = client
         self._serves_loads = serves_loads
@@ -140,8 +141,7 @@ class SchedulerRole:
     def _state(self, request: Any) -> RequestState:
         state = self._states.get(request.request_id)
         if state is None:
-            groups = max((group.index for group in self._geometry.object_groups), default=-1) + 1
-            state = RequestState(request, next(self._sessions), groups)
+            state = RequestState(request, next(self._sessions), self._group_count)
             self._states[request.request_id] = state
             for name, text in odd_switches(request):
                 self._notes.warn(f"switch {name}", text)

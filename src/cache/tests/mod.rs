@@ -6,6 +6,7 @@ mod partials;
 mod pins;
 mod random;
 mod store;
+mod tails;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
