@@ -1,6 +1,6 @@
 //! What the index has of a prompt: the first half of every lookup, whoever makes it.
 //!
-//! May import `keys`, `shm` and this module's `api`, `index`, `lookup`, `record` and `shape`.
+//! May import `geometry`, `keys`, `shm` and this module's `api`, `index`, `lookup`, `record` and `shape`.
 
 use super::api::{LookupRequest, ObjectId, Tail};
 use super::index::IndexReader;
@@ -8,6 +8,7 @@ use super::lookup::{self, Limits, Load, Presence, Source, TailPresence};
 use super::record::RecordView;
 use super::shape::{DomainShape, GroupShape, tail_bit};
 use crate::geometry::ObjectKind;
+use crate::geometry::window::needs_nothing_in;
 use crate::keys::ChunkKey;
 use crate::shm::mapping::Access;
 
@@ -130,7 +131,8 @@ impl<A: Access> Prober<'_, A> {
     }
 
     /// Bits of the tails that a hit may end with in a chunk of which full attention has everything. A state serves its own
-    /// end only. Attention and windows serve any end before theirs, so they need the whole chunk or some tail of it.
+    /// end only. Attention and windows serve any end before theirs, so they need the whole chunk or some tail of it, unless
+    /// there is an end at which they need nothing.
     fn ends_in(&self, chunk: u32, probed: &Probed) -> u32 {
         let before = chunk.checked_sub(1).map(|before| before as usize);
         let Some(tails) = before.and_then(|before| probed.tails_behind.get(before)) else {
@@ -145,7 +147,10 @@ impl<A: Access> Prober<'_, A> {
             return *tails;
         }
         let whole = probed.presence.chunks.get(chunk as usize).copied().unwrap_or(0);
-        let served = |group: &GroupShape| whole & group.bit != 0;
+        let size = u64::from(self.shape.chunk);
+        let inside = u64::from(chunk) * size + 1..(u64::from(chunk) + 1) * size;
+        let served =
+            |group: &GroupShape| whole & group.bit != 0 || needs_nothing_in(group.kind, inside.clone());
         match *tails != 0 || self.shape.groups.iter().all(served) {
             true => u32::MAX,
             false => 0,

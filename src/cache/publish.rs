@@ -24,6 +24,7 @@ impl Core {
             tokens: partial.tokens,
             held_from: partial.held_from,
         };
+        let tail = self.domain(range.domain)?.tail_bit(range.tokens);
         let parts = partial.parts.iter().flatten();
         let parts: Vec<PartBody> = parts.map(|(body, _)| body.clone()).collect();
         let parent = self.records.get(record).parent;
@@ -58,7 +59,6 @@ impl Core {
             .publish(record, &words, &blocks, slot, || epochs.set(&extents, number))?;
         self.partials.take(key);
         let frames = count_frames(&extents) as u32;
-        let tail = self.domain(range.domain)?.tail_bit(range.tokens);
         self.records.publish(record, frames, range.held_from, tail);
         self.show_children(self.records.get(record).parent);
         self.show_children(self.records.chunk_before(record));

@@ -131,9 +131,11 @@ impl Records {
         entry.frames = frames;
         let (bit, parent) = (entry.bit, entry.parent.filter(|_| entry.beside));
         if let Some(parent) = parent {
-            let parent = self.get_mut(parent);
-            parent.groups.below |= bit;
-            parent.groups.holed |= if held_from > 0 { bit } else { 0 };
+            let entry = self.get_mut(parent);
+            entry.groups.below |= bit;
+            entry.groups.holed |= if held_from > 0 { bit } else { 0 };
+            // A superseded one may go again: what hangs under it can be moved.
+            self.refresh(parent);
         }
         if let Some(chunk) = self.chunk_before(record) {
             *self.tails.entry((chunk, tail)).or_default() += 1;

@@ -1,5 +1,7 @@
 //! What a group needs stored before a request can resume at a token boundary.
 
+use std::ops::Range;
+
 use super::object::ObjectKind;
 
 /// First token position whose KV a group needs when the next token to compute sits at `boundary`.
@@ -20,6 +22,17 @@ pub fn first_needed_token(kind: ObjectKind, boundary: u64) -> u64 {
         ObjectKind::ChunkedLocal { tokens } => boundary - boundary % tokens.max(1),
         ObjectKind::Recurrent => boundary,
     }
+}
+
+/// Whether a request can resume at one of these boundaries at least without anything of a group.
+pub fn needs_nothing_in(kind: ObjectKind, boundaries: Range<u64>) -> bool {
+    let first = match kind {
+        ObjectKind::Full | ObjectKind::Recurrent => return boundaries.contains(&0),
+        ObjectKind::Window { tokens: 0 | 1 } => boundaries.start,
+        ObjectKind::Window { .. } => 0,
+        ObjectKind::ChunkedLocal { tokens } => boundaries.start.next_multiple_of(tokens.max(1)),
+    };
+    boundaries.contains(&first)
 }
 
 /// Most trailing chunks that a resume at a chunk boundary can need; nothing for full attention, which needs

@@ -5,12 +5,14 @@ mod groups;
 mod partials;
 mod pins;
 mod random;
+mod shapes;
 mod store;
 mod tails;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use super::lookup::{Limits, Presence, Source, TailPresence, plan};
 use super::pin_words::PinWords;
 use super::*;
 use crate::geometry::ObjectKind;
@@ -271,6 +273,7 @@ impl Rig {
         prompt: u32,
         chunks: u32,
         tails: &[Tail],
+        max_tokens: u64,
     ) -> LookupAnswer {
         let keys: Vec<_> = (0..chunks).map(|c| key(prompt, c, CHUNK)).collect();
         let request = LookupRequest {
@@ -278,7 +281,7 @@ impl Rig {
             session: 0,
             keys: &keys,
             tails: &TailList::new(tails.to_vec()),
-            max_tokens: u64::MAX,
+            max_tokens,
             local_tokens: 0,
             pin: true,
             describe: false,
@@ -288,6 +291,54 @@ impl Rig {
         let reader = self.core.index.reader();
         let found = direct::look_up(&reader, &shape, &request, &mut peer.words, || true);
         found.unwrap().answer
+    }
+
+    /// The longest hit of a prompt, from everything that is there of it.
+    pub(super) fn longest(&self, prompt: u32, chunks: u32, tails: &[Tail], max_tokens: u64) -> u64 {
+        let (number, domain) = self.core.registry.find(&self.seed).unwrap();
+        let shape = domain.shape(number, u64::MAX);
+        let reader = self.core.index.reader();
+        let mut presence = Presence::default();
+        let mut note = |source: Source, key, tokens| {
+            let mut groups = 0;
+            for group in &shape.groups {
+                let id = ObjectId {
+                    key,
+                    group: group.group,
+                };
+                let Some(view) = reader.lookup(&id).filter(|view| view.tokens == tokens) else {
+                    continue;
+                };
+                groups |= group.bit;
+                if view.held_from > 0 {
+                    presence.holes.insert((source, group.bit), view.held_from);
+                }
+            }
+            groups
+        };
+        let mut whole: Vec<u32> = (0..chunks)
+            .map(|chunk| note(Source::Chunk(chunk), key(prompt, chunk, CHUNK), CHUNK))
+            .collect();
+        let tails: Vec<TailPresence> = (0..)
+            .zip(tails)
+            .map(|(at, tail)| TailPresence {
+                chunk: tail.chunk,
+                tokens: tail.tokens,
+                groups: note(Source::Tail(at), tail.key, tail.tokens),
+            })
+            .collect();
+        if let Some(anchor) = shape.anchor() {
+            // Behind the first chunk that full attention lacks there is nothing.
+            let full = whole.iter().take_while(|groups| *groups & anchor.bit != 0);
+            whole.truncate(full.count());
+        }
+        (presence.chunks, presence.tails) = (whole, tails);
+        let limits = Limits {
+            chunk_size: CHUNK.into(),
+            max_tokens,
+            local_tokens: 0,
+        };
+        plan(&shape.groups, &presence, &limits).hit_tokens
     }
 
     /// What a client finds itself of one part of each, with nothing pinned afterwards.

@@ -1,6 +1,5 @@
 //! Random orders of everything, with every invariant checked after each step.
 
-use super::super::lookup::{Limits, Presence, Source, TailPresence, plan};
 use super::*;
 use proptest::prelude::*;
 
@@ -303,7 +302,7 @@ impl World {
         assert_eq!(direct.present_tokens, answer.present_tokens);
         assert_eq!(
             direct.hit_tokens,
-            self.longest(prompt, &tails),
+            self.rig.longest(prompt, 4, &tails, u64::MAX),
             "looking at fewer tails costs no hit"
         );
         assert!(
@@ -336,61 +335,13 @@ impl World {
         }
     }
 
-    /// The longest hit, from everything that is there of a prompt.
-    fn longest(&self, prompt: u32, tails: &[Tail]) -> u64 {
-        let held = |key, group, tokens| {
-            let view = self.rig.core.index.reader().lookup(&ObjectId { key, group })?;
-            (view.tokens == tokens).then_some(view.held_from)
-        };
-        let mut presence = Presence::default();
-        let mut note = |source: Source, key, tokens| {
-            let mut groups = 0;
-            for group in 0..3 {
-                let Some(held_from) = held(key, group, tokens) else {
-                    continue;
-                };
-                groups |= 1 << group;
-                if held_from > 0 {
-                    presence.holes.insert((source, 1 << group), held_from);
-                }
-            }
-            groups
-        };
-        let mut chunks: Vec<u32> = (0..4)
-            .map(|chunk| note(Source::Chunk(chunk), key(prompt, chunk, CHUNK), CHUNK))
-            .collect();
-        let tails: Vec<TailPresence> = (0..)
-            .zip(tails)
-            .map(|(at, tail)| TailPresence {
-                chunk: tail.chunk,
-                tokens: tail.tokens,
-                groups: note(Source::Tail(at), tail.key, tail.tokens),
-            })
-            .collect();
-        // Behind the first chunk that full attention lacks there is nothing.
-        let full = chunks.iter().take_while(|groups| *groups & 1 != 0).count();
-        chunks.truncate(full);
-        presence.chunks = chunks;
-        presence.tails = tails;
-        let shape = |(at, group): (usize, GroupRegistration)| GroupShape {
-            group: group.group,
-            kind: group.kind,
-            bit: 1 << at,
-        };
-        let groups: Vec<GroupShape> = groups_of(0).into_iter().enumerate().map(shape).collect();
-        let limits = Limits {
-            chunk_size: CHUNK.into(),
-            max_tokens: u64::MAX,
-            local_tokens: 0,
-        };
-        plan(&groups, &presence, &limits).hit_tokens
-    }
-
     /// Looks a prompt up without the server, and keeps the pin or takes it back.
     fn look_up_direct(&mut self, peer: usize, prompt: u32, tails: &[Tail], keep: bool) -> LookupAnswer {
         // The last peer writes words as it likes.
         let peer = peer % 3;
-        let answer = self.rig.look_up_direct(&mut self.peers[peer], prompt, 4, tails);
+        let answer = self
+            .rig
+            .look_up_direct(&mut self.peers[peer], prompt, 4, tails, u64::MAX);
         assert_eq!(answer.pin == 0, answer.loads.is_empty());
         if !keep {
             self.peers[peer].words.release(answer.pin);
