@@ -237,6 +237,24 @@ def test_the_slot_where_a_step_ends_holds_its_state() -> None:
     assert states_of_step(hybrid(), table, 64, [(1, 7, 64), (2, 8, 64)], settled=True) == {64: {1: 7, 2: 8}}
 
 
+def test_generated_tails_beside_states_are_replaced_and_the_states_stay() -> None:
+    geometry = plain(group(0, "full", [0], [16]), group(1, "recurrent", [1], [16]), alignment=16)
+    run = Planned(geometry, 80)
+    rows = [list(range(1, 17)), list(range(101, 117))]
+    # The prompt ends inside chunk 1, on a boundary.
+    prompt = run.step(rows, 80, {80: {1: 105}})
+    assert [(item[0], item[2]) for item in objects(prompt.runs)][-2:] == [(run.key(1, 16), 0), (run.key(1, 16), 1)]
+    run.generate(60)
+    first = run.step(rows, 96, {96: {1: 106}})
+    assert [(item[0], item[2]) for item in objects(first.runs)] == [(run.key(1, 32), 0), (run.key(1, 32), 1)]
+    assert (prompt.supersedes, first.supersedes) == ([], [])
+    second = run.step(rows, 112, {112: {1: 107}})
+    assert second.supersedes == [(run.key(1, 32), 0)]
+    done = run.step(rows, 128, {128: {1: 108}})
+    assert [(item[0], item[2]) for item in objects(done.runs)] == [(run.key(1), 0), (run.key(1), 1)]
+    assert done.supersedes == [(run.key(1, 48), 0)]
+
+
 def test_a_hybrid_stores_no_tail_that_nothing_can_resume_from() -> None:
     run = Planned(hybrid(), 100)
     table = [[1, 2, 3, 4], [0] * 4, [0] * 4]

@@ -151,9 +151,13 @@ class StorePlanner:
             if state.tail_end > max(state.covered[group.index], state.served):
                 stored |= self._add(state, out, chain, group, table, range(chunk, chunk + 1), tokens)
         if growing and stored:
-            if state.grown is not None and state.grown[0] == chunk:
-                self._supersede(chain.tail_key(*state.grown), out)
-            state.grown = (chunk, tokens)
+            self._grow(state, chain, chunk, tokens, out)
+
+    def _grow(self, state: RequestState, chain: KeyChain, chunk: int, tokens: int, out: Stores) -> None:
+        """A longer tail of generated tokens makes the one before needless."""
+        if state.grown is not None and state.grown[0] == chunk:
+            self._supersede(chain.tail_key(*state.grown), out)
+        state.grown = (chunk, tokens)
 
     def _supersede(self, key: bytes, out: Stores) -> None:
         out.supersedes += [(key, group.index) for group in self._attention]
@@ -176,8 +180,13 @@ class StorePlanner:
             return
         if tokens:
             key = chain.tail_key(chunk, tokens)
-            for attention in self._attention:
+            stored = [
                 self._add(state, out, chain, attention, table, range(chunk, chunk + 1), tokens)
+                for attention in self._attention
+            ]
+            if any(stored) and boundary > state.request.num_prompt_tokens:
+                # The states stay: the front of a longer tail, or of the whole chunk, serves them.
+                self._grow(state, chain, chunk, tokens, out)
         else:
             chunk, tokens = chunk - 1, self._chunk_size
             key = chain.chunk_key(chunk)
