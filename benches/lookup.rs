@@ -16,7 +16,7 @@ use kvasir::cache::index::{IndexLayout, IndexReader};
 use kvasir::cache::pin_words::PinWords;
 use kvasir::cache::{
     ClientId, ClientInfo, ClientRegions, CommitRequest, Core, CoreConfig, DomainShape, Extent,
-    GroupRegistration, LookupRequest, ObjectId, PayloadPath, Registration, StoreItem, TailList,
+    GroupRegistration, LookupRequest, ObjectId, PayloadPath, Registration, StoreItem, Tail, TailList,
 };
 use kvasir::geometry::ObjectKind;
 use kvasir::keys::ChunkKey;
@@ -43,6 +43,8 @@ struct Cache {
     client: ClientId,
     seed: ChunkKey,
     keys: Vec<ChunkKey>,
+    /// As a connector names them, at every alignment of the prompt; none is there.
+    tails: TailList,
     _liveness: OwnedFd,
     own: Own,
 }
@@ -91,11 +93,19 @@ impl Cache {
         let keys = (0..CHUNKS)
             .map(|i| ChunkKey::from_bytes(*blake3::hash(&i.to_le_bytes()).as_bytes()))
             .collect();
+        let tails = (0..CHUNKS as u32).flat_map(|chunk| {
+            (1..CHUNK_TOKENS / ALIGNMENT as u32).map(move |unit| Tail {
+                key: ChunkKey::from_bytes(*blake3::hash(&[chunk, unit].map(u32::to_le_bytes).concat()).as_bytes()),
+                chunk,
+                tokens: unit * ALIGNMENT as u32,
+            })
+        });
         let mut cache = Self {
             core,
             client,
             seed,
             keys,
+            tails: TailList::new(tails.collect()),
             _liveness: regions.liveness,
             own,
         };
@@ -106,7 +116,7 @@ impl Cache {
         let request = LookupRequest {
             describe: true,
             pin: false,
-            ..request(seed, &[])
+            ..request(seed, &[], &NONE)
         };
         cache.own.shape = cache.core.lookup(client, &request).expect("lookup").shape;
         cache
@@ -173,7 +183,7 @@ impl Cache {
     }
 
     fn lookup(&mut self) -> u64 {
-        let request = request(self.seed, &self.keys);
+        let request = request(self.seed, &self.keys, &self.tails);
         let answer = self.core.lookup(self.client, black_box(&request));
         let answer = answer.expect("lookup");
         self.core.release(self.client, &[answer.pin]).expect("release");
@@ -181,7 +191,7 @@ impl Cache {
     }
 
     fn look_up_direct(&mut self) -> u64 {
-        let request = request(self.seed, &self.keys);
+        let request = request(self.seed, &self.keys, &self.tails);
         let own = &mut self.own;
         let reader = IndexReader::new(&own.index, own.layout);
         let shape = own.shape.as_ref().expect("a complete domain");
@@ -194,12 +204,12 @@ impl Cache {
 
 static NONE: LazyLock<TailList> = LazyLock::new(TailList::default);
 
-fn request(domain_seed: ChunkKey, keys: &[ChunkKey]) -> LookupRequest<'_> {
+fn request<'a>(domain_seed: ChunkKey, keys: &'a [ChunkKey], tails: &'a TailList) -> LookupRequest<'a> {
     LookupRequest {
         domain_seed,
         session: 1,
         keys,
-        tails: &*NONE,
+        tails,
         max_tokens: u64::MAX,
         local_tokens: 0,
         pin: true,

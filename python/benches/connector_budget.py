@@ -44,11 +44,12 @@ BUDGET = {
     "32k tokens, asked again, hit": 40,
     "step with a hit not taken": 30,
     **{
-        f"full and {name}, {ask}, {answer}": us
-        for name in ("a window", "a state", "no state")
+        f"{name}, {ask}, {answer}": us
+        for name in ("full and a window", "full and a state", "full and no state", "two servers")
         for ask, us in (("first ask", 400), ("asked again", 40))
         for answer in ("miss", "hit")
     },
+    **{f"{name}, decode step, per request": 30 for name in ("full and a window", "full and a state", "two servers")},
 }
 LOAD_PLAN = "32k tokens, plan of a load"
 STORE_PLAN = "32k tokens, plan of its stores"
@@ -134,7 +135,8 @@ def idle_step(engine: Engine) -> Clock:
 def decode_step(engine: Engine) -> Clock:
     """Steps of requests that decode, per request; chunk and tail ends come up as often as they do."""
     requests = [Request(number, 1000) for number in range(RUNNING)]
-    tables = {request.request_id: [list(range(1, 400))] for request in requests}
+    groups = len(engine.geometry.spans)
+    tables = {request.request_id: [list(range(1, 400)) for _ in range(groups)] for request in requests}
     for request in requests:
         engine.ask(request)  # type: ignore[arg-type]
     clock = Clock()
@@ -244,33 +246,52 @@ def store(engine: Engine, first_number: int, ends: Sequence[int] = (LONG,)) -> N
 
 
 def shapes(socket: str) -> dict[str, Clock]:
-    """Lookups where full attention is not alone: a window beside it, and a state, which may lie at any boundary."""
+    """The same where full attention is not alone: a window beside it, and a state, which may lie at any boundary."""
     found = {}
     # A step may end where a state is wanted, a block before the end, or only at the end, behind every boundary to hit.
     cases = [
-        ("a window", WINDOW_SPECS, (LONG,), LONG - 16),
-        ("a state", HYBRID_SPECS, (LONG - 32, LONG), LONG - 32),
-        ("no state", HYBRID_SPECS, (LONG,), 0),
+        ("full and a window", WINDOW_SPECS, (LONG,), LONG - 16),
+        ("full and a state", HYBRID_SPECS, (LONG - 32, LONG), LONG - 32),
+        ("full and no state", HYBRID_SPECS, (LONG,), 0),
     ]
     for at, (name, specs, ends, expected) in enumerate(cases):
         engine = Engine(socket, specs, f"engine {name}")
         first_number = 100_000 * (at + 1)
         first, again, _, hits = lookups(engine, first_number)
         assert hits == [0] * PROMPTS
-        found[f"full and {name}, first ask, miss"], found[f"full and {name}, asked again, miss"] = first, again
+        found[f"{name}, first ask, miss"], found[f"{name}, asked again, miss"] = first, again
         store(engine, first_number, ends)
         first, again, _, hits = lookups(engine, first_number)
         assert hits == [expected] * PROMPTS, hits
-        found[f"full and {name}, first ask, hit"], found[f"full and {name}, asked again, hit"] = first, again
+        found[f"{name}, first ask, hit"], found[f"{name}, asked again, hit"] = first, again
+        if expected:
+            found[f"{name}, decode step, per request"] = decode_step(engine)
         engine.close()
+    return found
+
+
+def two_servers(sockets: Sequence[str]) -> dict[str, Clock]:
+    """Two ranks with a server each: every question goes to both."""
+    engine = Engine(sockets, name="two servers", ranks=2)
+    first, again, _, hits = lookups(engine, 400_000)
+    assert hits == [0] * PROMPTS
+    found = {"two servers, first ask, miss": first, "two servers, asked again, miss": again}
+    store(engine, 400_000)
+    first, again, _, hits = lookups(engine, 400_000)
+    assert hits == [LONG - 16] * PROMPTS, hits
+    found |= {"two servers, first ask, hit": first, "two servers, asked again, hit": again}
+    found["two servers, decode step, per request"] = decode_step(engine)
+    engine.close()
     return found
 
 
 def measure() -> dict[str, Clock]:
     """Everything, with a server of its own."""
-    with tempfile.TemporaryDirectory() as directory, Spared().watching():
-        server = Server(directory)
-        server.start(chunk_size=CHUNK, pool_size="512MiB")
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as other, Spared().watching():
+        servers = [Server(directory), Server(other)]
+        server = servers[0]
+        for one in servers:
+            one.start(chunk_size=CHUNK, pool_size="512MiB")
         try:
             engine = Engine(server.socket)
             found = {"idle step": idle_step(engine), "decode step, per request": decode_step(engine)}
@@ -284,10 +305,12 @@ def measure() -> dict[str, Clock]:
             found["step with a hit not taken"] = steps
             found |= admission(engine, 2000)
             found |= shapes(server.socket)
+            found |= two_servers([one.socket for one in servers])
             found[SCALE] = scale()
             engine.close()
         finally:
-            server.kill()
+            for one in servers:
+                one.kill()
     return found
 
 
