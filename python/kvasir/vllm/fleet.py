@@ -47,13 +47,19 @@ class FleetHit:
 
     hit_tokens: int
     pin: Pins
-    runs_by_server: tuple[Sequence[Named], ...]
-    """A single entry where all name the same objects."""
+    hits: tuple[Hit, ...]
+    """Of every server; none where there is nothing to load."""
     present_tokens: list[int]
     """The least of any server."""
     reach: int
     """Tokens beyond which no server has anything of what was asked about."""
     degraded: bool = False
+
+    @property
+    def runs_by_server(self) -> Sequence[Sequence[Named]]:
+        """A single entry where all name the same objects. Hits are asked for it once they are taken up, few of many."""
+        named = [hit.runs for hit in self.hits] or [[]]
+        return named[:1] if all(one == named[0] for one in named) else named
 
     @property
     def runs(self) -> Sequence[Named]:
@@ -250,16 +256,9 @@ class Fleet:
         agreed = all(hit.hit_tokens == length for hit in hits)
         if not asked.pin or length <= asked.local or not agreed:
             self._drop(asked)
-            return FleetHit(length if agreed else 0, (), ((),), present, furthest)
-        named = tuple(hit.runs for hit in hits)
+            return FleetHit(length if agreed else 0, (), (), present, furthest)
         pins = tuple(hit.pin for hit in hits)
-        return FleetHit(
-            length,
-            pins if any(pins) else (),
-            named[:1] if all(one == named[0] for one in named) else named,
-            present,
-            furthest,
-        )
+        return FleetHit(length, pins if any(pins) else (), tuple(hits), present, furthest)  # type: ignore[arg-type]
 
     def _drop(self, asked: _Asked) -> None:
         for client, hit in zip(self._clients, asked.hits):
