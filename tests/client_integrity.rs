@@ -9,7 +9,7 @@ use kvasir::wire::{GroupKind, Lookup, ObjectId, PeerKind, TailKey};
 
 fn damage(place: &Place, damage: Damage) -> u64 {
     let config = ClientConfig::new(place.socket(), PeerKind::Tool, "corrupt", [0; 16]);
-    corrupt_pool(config, damage).unwrap()
+    corrupt_pool(config, damage, |_| true).unwrap()
 }
 
 /// Three chunks of a prompt in blocks 1 to 12.

@@ -313,9 +313,9 @@ def copy_path() -> str:
     """Which host copy is used on this CPU: "avx2-streaming" or "portable", for the log."""
 
 def version() -> str: ...
-def testing_corrupt_pool(socket: str, seed: int | None = None) -> int:
-    """TEST HOOK. Damages all live objects of the server at `socket` and returns how many bytes changed. With a `seed`
-    every byte becomes deterministic noise in which no bf16, fp16 or fp32 exponent is all ones; without one a single bit
-    of every frame is flipped. For negative controls: after it, an engine that loads without checksums must produce other
-    output, and one with checksums must not load. Only possible for the server's own user, who may map the pool anyway
-    (docs, threat model)."""
+def testing_corrupt_pool(socket: str, seed: int | None = None, starts: list[bytes] | None = None) -> int:
+    """TEST HOOK. Damages all live objects of the server at `socket` and returns how many bytes changed; with `starts`
+    only frames that begin with one of these. With a `seed` every byte becomes deterministic noise in which no bf16, fp16
+    or fp32 exponent is all ones; without one a single bit of every frame is flipped. For negative controls: after it, an
+    engine that loads without checksums must produce other output, and one with checksums must not load. Only possible
+    for the server's own user, who may map the pool anyway (docs, threat model)."""

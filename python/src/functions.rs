@@ -246,9 +246,19 @@ fn version() -> &'static str {
 }
 
 #[pyfunction]
-#[pyo3(signature = (socket, seed = None))]
-fn testing_corrupt_pool(py: Python<'_>, socket: &str, seed: Option<u64>) -> PyResult<u64> {
+#[pyo3(signature = (socket, seed = None, starts = None))]
+fn testing_corrupt_pool(
+    py: Python<'_>,
+    socket: &str,
+    seed: Option<u64>,
+    starts: Option<Vec<Vec<u8>>>,
+) -> PyResult<u64> {
     let damage = seed.map_or(Damage::OneBit, Damage::Noise);
     let config = ClientConfig::new(socket, PeerKind::Tool, "corrupt-pool", [0; 16]);
-    detached(py, || corrupt_pool(config, damage))
+    let chosen = |frame: &[u8]| {
+        starts
+            .as_ref()
+            .is_none_or(|starts| starts.iter().any(|start| frame.starts_with(start)))
+    };
+    detached(py, || corrupt_pool(config, damage, chosen))
 }

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fakes import objects
+from kvasir import _native
 from kvasir.vllm.fleet import ServersDiffer
 from ranks import Rank
 from scripted import (
@@ -79,6 +81,66 @@ def test_the_shortest_hit_counts_with_its_own_windows_and_states(
     reader.finish(request)
     for server in servers:
         assert_nothing_held(server)
+
+
+@pytest.mark.parametrize("model", ["full", "window", "chunked", "recurrent", "latent"])
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_damage_in_the_pool_of_one_server_rejects_the_request_once(
+    servers: list[Server], start: Callable[..., Engine], model: str, damaged: int
+) -> None:
+    ends = range(64, TOKENS + 1, 64)
+    start(model, "writer").prefill(Request("w", TOKENS), steps=ends)
+    (stored,) = {status(server)["objects"] for server in servers}
+    assert _native.testing_corrupt_pool(servers[damaged].socket) >= stored
+
+    reader, request = start(model, "reader"), Request("r", TOKENS + 1)
+    assert reader.ask(request) == (TOKENS, True)
+    reader.allocate(request, TOKENS, more=64)
+    wanted, plan, before = reader.needed(request, TOKENS), reader.plan(), reader.snapshot()
+    (load,) = plan.plan.async_loads
+    named = len(objects(load.runs))
+    reader.run(plan)
+    assert reader.wait("r") == {"r"}
+    for rank, memory in zip(reader.ranks, before):
+        changed = {group: blocks for group, blocks in rank.changed(memory).items() if blocks}
+        assert all(blocks <= wanted[group] for group, blocks in changed.items())
+        assert rank.number == damaged or changed == wanted
+
+    def said(server: Server) -> tuple[int, ...]:
+        reported = counts(server)
+        return tuple(reported[name] for name in ("loads", "failed_loads", "corrupt_loads", "stale_loads"))
+
+    assert said(servers[damaged]) == (0, named, named, 0)
+    assert said(servers[1 - damaged]) == (named, 0, 0, 0)
+    eventually("the discard, which nobody waits for", lambda: status(servers[damaged])["objects"] == 0)
+    assert status(servers[damaged])["counters"]["discarded"] == named
+    assert status(servers[1 - damaged])["objects"] == stored
+
+    reader.free("r")
+    assert reader.ask(request) == (0, False), "a failed load is not tried again"
+    other = Request("other", TOKENS + 1)
+    assert reader.ask(other) == (0, False), "one server has nothing of it"
+    reader.finish(other)
+    reader.allocate(request, 0, more=TOKENS + 64)
+    for end in ends:
+        reader.step({"r": (request, end)})
+    reader.finish(request)
+    assert reader.reported == {"r": 1}
+    limbo = {servers[damaged].socket: named}
+    for server in servers:
+        assert assert_nothing_held(server, limbo.get(server.socket, 0))["objects"] == stored
+    # The sound server had it all, and nothing was copied for it.
+    assert [counts(servers[at])["stores"] for at in (damaged, 1 - damaged)] == [2 * stored, stored]
+
+    again = Request("again", TOKENS + 1)
+    assert reader.ask(again) == (TOKENS, True)
+    reader.allocate(again, TOKENS, more=1)
+    reader.step()
+    assert reader.wait("again") == set() and reader.holds(again, TOKENS)
+    reader.finish(again)
+    assert said(servers[damaged]) == (named, named, named, 0)
+    for server in servers:
+        assert_nothing_held(server, limbo.get(server.socket, 0))
 
 
 @pytest.mark.parametrize("last_first", [False, True])

@@ -15,14 +15,19 @@ pub enum Damage {
     OneBit,
 }
 
-/// Damages every frame of every live object of the server at `config.socket` and returns how many bytes changed.
+/// Damages the frames of live objects of the server at `config.socket` whose bytes are `chosen`, and returns how many
+/// bytes changed.
 ///
 /// It is how a test shows that its equal outputs mean something, and that damage is noticed. Only a process that may map the pool can do it, and
 /// such a process can rewrite the pool in any case.
 ///
 /// # Errors
 /// [`ClientError::Unavailable`] without a server, and its refusals.
-pub fn corrupt_pool(mut config: ClientConfig, damage: Damage) -> Result<u64, ClientError> {
+pub fn corrupt_pool(
+    mut config: ClientConfig,
+    damage: Damage,
+    chosen: impl Fn(&[u8]) -> bool,
+) -> Result<u64, ClientError> {
     config.maps = Maps::Pool;
     let deadline = std::time::Instant::now() + config.deadline;
     let (_connection, session) = Session::open(&config, 1, &Arc::default(), deadline)?;
@@ -37,6 +42,9 @@ pub fn corrupt_pool(mut config: ClientConfig, damage: Damage) -> Result<u64, Cli
         }
         let offset = frame * pool.frame_bytes();
         pool.memory()[0].read(offset, &mut before)?;
+        if !chosen(&before) {
+            continue;
+        }
         match damage {
             Damage::Noise(seed) => fill(&mut after, seed ^ frame.rotate_left(32)),
             Damage::OneBit => {
