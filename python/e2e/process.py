@@ -259,6 +259,11 @@ class Server:
             raise HarnessError(f"kvasir status: exit status {result.returncode}: {result.stderr.strip()}")
         return json.loads(result.stdout)
 
+    def reported(self, *names: str) -> tuple[int, ...]:
+        """These counters, summed over all clients that report any."""
+        found = [client["reported"] for client in self.status()["clients"] if client["reported"]]
+        return tuple(sum(counters[name] for counters in found) for name in names)
+
     def chunk_size(self) -> int:
         """The chunk size in tokens, of a server that has only one."""
         sizes = self.chunk_sizes()

@@ -48,11 +48,14 @@ def ranks(status: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return {c["registered"]["rank"]: c for c in status["clients"] if c["kind"] == "worker" and c["registered"]}
 
 
-def check_books(status: dict[str, Any]) -> None:
-    """Every byte of the pool is in exactly one class, and nothing is half there."""
+def check_books(status: dict[str, Any], limbo: int = 0) -> None:
+    """Every byte of the pool is in exactly one class, and nothing is half there.
+
+    `limbo`: objects that were discarded while they were read. They stay until space is needed.
+    """
     pool = status["pool"]
     assert pool["free"] + pool["used"] + pool["granted"] + pool["quarantined"] == pool["total"]
-    assert (status["partials"], status["limbo"], pool["quarantined"], pool["pinned"]) == (0, 0, 0, 0)
+    assert (status["partials"], status["limbo"], pool["quarantined"], pool["pinned"]) == (0, limbo, 0, 0)
     assert pool["granted"] == sum(client["granted"] for client in status["clients"])
 
 
@@ -156,6 +159,53 @@ def test_a_server_for_each_rank(bench: Bench) -> None:
     for server in servers:
         check_books(server.status())
     assert "Traceback" not in errors_of_kvasir(engine.log), errors_of_kvasir(engine.log)
+
+
+@pytest.mark.parametrize("place", ["one server", "a server each"])
+def test_damaged_parts_are_never_used(bench: Bench, place: str) -> None:
+    """The parts of both ranks at one server, or of the second rank at its own: one failure for the engine."""
+    from kvasir import _native
+
+    servers = [bench.server(socket=f"kvasir{at}.sock") for at in range(1 if place == "one server" else 2)]
+    sockets = {"kvasir.socket": [str(server.socket_path) for server in servers], "kvasir.deadline": 20.0}
+    engine = bench.engine(
+        small("gpt-oss"), servers[0], settings=TWO, connector={"kv_connector_extra_config": sockets}
+    )
+    counters = ("loads", "failed_loads", "stale_loads", "dropped_stores")
+    tokens = demo.prompt(1, PROMPT_TOKENS)
+    cold = run(engine, tokens)
+    own = run(engine, tokens)
+    settle(servers)
+    engine.reset_prefix_cache()
+    assert run(engine, tokens) == own
+    settle(servers)
+    loads = servers[-1].reported("loads")[0]
+    named = loads // (3 - len(servers))  # the ranks of that server
+    assert named > 0 and [server.reported(*counters) for server in servers] == [(loads, 0, 0, 0)] * len(servers)
+
+    damaged = servers[-1]
+    assert _native.testing_corrupt_pool(str(damaged.socket_path)) > 0
+    engine.reset_prefix_cache()
+    result = run(engine, tokens)
+    assert (result["token_ids"], result["logprobs"]) == (cold["token_ids"], cold["logprobs"])
+    settle(servers)
+    assert damaged.reported(*counters) == (loads, loads, 0, 0)
+    assert damaged.status()["counters"]["discarded"] == named
+    (corrupt,) = damaged.reported("corrupt_loads")
+    if len(servers) == 1:
+        # What one rank has found damaged may be gone already when the other looks for it.
+        assert named <= corrupt <= 2 * named
+    else:
+        assert corrupt == named
+        assert servers[0].reported("corrupt_loads", *counters) == (0, 2 * loads, 0, 0, 0)
+
+    engine.reset_prefix_cache()
+    assert run(engine, tokens) == own
+    settle(servers)
+    assert damaged.reported(*counters) == (2 * loads, loads, 0, 0)
+    for server in servers:
+        check_books(server.status(), limbo=named if server is damaged else 0)
+    assert errors_of_kvasir(engine.log) == ""
 
 
 def settle(servers: list[process.Server]) -> None:
