@@ -125,6 +125,58 @@ fn a_skip_ends_it_whichever_rank_comes_first() {
     rig.audit();
 }
 
+/// As a rank does that has space for its part and cannot fill it. Space is given back by itself; what ends the partial is
+/// that the part will not come.
+#[test]
+fn space_given_back_ends_no_partial_and_the_skip_that_follows_does() {
+    let mut rig = Rig::new(128);
+    let r = ranks(&mut rig, 1, 2);
+    let before = rig.core.status().pool;
+    let (key, parent) = chain(1, 0);
+    let extents = rig.core.grant(r[0].id, 4 * UNIT).unwrap();
+    let item = StoreItem {
+        id: ObjectId { key, group: 0 },
+        parent,
+        skipped: false,
+        part: 0,
+        tokens: CHUNK,
+        held_from: 0,
+        bytes: 4 * UNIT,
+        checksum: 0,
+        first_extent: 0,
+        extent_count: 1,
+    };
+    let outcomes = rig.commit(&r[0], &[item], &extents).unwrap().outcomes;
+    assert_eq!(outcomes, [PartAccepted]);
+    let half = rig.core.status().pool;
+    assert_eq!(half.granted, before.granted + 4 * FRAME_BYTES);
+
+    let unfilled = rig.core.grant(r[1].id, 4 * UNIT).unwrap();
+    assert_eq!(rig.core.status().pool.granted, half.granted + 4 * FRAME_BYTES);
+    rig.core.abort(r[1].id, &unfilled).unwrap();
+    // A part that was taken is nobody's to give back.
+    for rank in &r {
+        assert!(rig.core.abort(rank.id, &extents).is_err());
+    }
+    assert_eq!((rig.core.status().pool, rig.core.status().partials), (half, 1));
+    for rank in &r {
+        assert_eq!(rig.lookup(rank, 1, 1, &[]).hit_tokens, 0);
+    }
+    rig.audit();
+
+    assert_eq!(skip(&mut rig, &r, 1, 0), Skipped);
+    let status = rig.core.status();
+    assert_eq!((status.pool, status.partials, status.objects), (before, 0, 0));
+    assert_eq!(
+        (status.counters.ended_partials, status.counters.dropped_stores),
+        (1, 0)
+    );
+    for rank in &r {
+        assert_eq!(rig.lookup(rank, 1, 1, &[]).hit_tokens, 0);
+    }
+    rig.audit();
+}
+
 #[test]
 fn the_death_of_a_rank_leaves_no_half_object() {
     let mut rig = Rig::new(128);
