@@ -377,6 +377,23 @@ fn one_run_reports_every_trap_worst_first() {
     }
 }
 
+/// Where every block ends a step, a state is kept wherever a request can resume.
+#[test]
+fn uneven_spans_do_no_harm_to_short_steps() {
+    let server = ServerProcess::start();
+    let mut engine = sound(server.socket());
+    set(&mut engine, "/groups/0/block_size", json!(128));
+    for (tokens, harm) in [(256, true), (255, false), (128, false)] {
+        set(&mut engine, "/max_num_batched_tokens", json!(tokens));
+        let output = examine(&engine);
+        let expected: &[(String, String)] = match harm {
+            true => &[("note".to_owned(), "uneven_spans".to_owned())],
+            false => &[],
+        };
+        assert_eq!(output.findings(), expected, "{tokens}: {}", output.stdout);
+    }
+}
+
 #[test]
 fn of_two_connectors_the_outer_policy_counts_too() {
     let server = ServerProcess::start();

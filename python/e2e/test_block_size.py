@@ -30,7 +30,7 @@ def test_the_reset_of_the_block_size_is_noticed(bench: Bench) -> None:
     assert output(engine, server, tokens) == own
 
     log = engine.log.read_text()
-    assert "the engine schedules in blocks of 128 tokens but keeps recurrent state every 256" in log
+    assert "the engine schedules in blocks of 128 tokens but can resume recurrent state only every 256" in log
     assert "start it with --block-size" in log
 
 

@@ -54,6 +54,44 @@ def test_chunked_local_keeps_its_chunk() -> None:
     assert [(group.kind, group.window_tokens) for group in resolved.object_groups] == [("full", 0), ("chunked_local", 128)]
 
 
+Full, Mamba = fakes.FullAttentionSpec, fakes.MambaSpec
+RESET = "start it with --block-size"
+
+
+@pytest.mark.parametrize(
+    ("specs", "dcp", "block", "step_tokens", "every", "advice"),
+    [
+        # As the engine sizes its cache; reset; reset, and no harm done.
+        ([Full(160), Mamba(160)], 1, 160, 4096, None, None),
+        ([Full(160), Mamba(160)], 1, 128, 4096, 160, RESET),
+        ([Full(32), Mamba(32)], 1, 128, 4096, None, None),
+        # A state's boundary is of no use where a block of attention goes on beyond it.
+        ([Full(256), Mamba(128)], 1, 128, 4096, 256, "start it with --max-num-batched-tokens 128"),
+        ([Full(256), Mamba(128)], 1, 128, 256, 256, "start it with --max-num-batched-tokens 128"),
+        ([Full(256), Mamba(128)], 1, 128, 255, None, None),
+        ([Full(256), Mamba(128)], 1, 128, 100, None, None),
+        ([Full(96), Mamba(128)], 1, 96, 4096, 384, "start it with --max-num-batched-tokens 96"),
+        # Short steps do not help where the reset block ends nowhere with the others.
+        ([Full(160), Mamba(160)], 1, 128, 128, 160, RESET),
+        ([Full(16), Mamba(32)], 2, 16, 4096, 32, "start it with --max-num-batched-tokens 16"),
+        ([Full(16), Mamba(32)], 2, 16, 16, None, None),
+        # Scratch has no say, neither in what can be resumed nor in the engine's block.
+        ([Full(8, prefix_cacheable=False), Full(256), Mamba(128)], 1, 128, 4096, 256, "--max-num-batched-tokens 128"),
+        # Without state any prefix of whole blocks will do.
+        ([Full(160)], 1, 128, 4096, None, None),
+    ],
+)
+def test_steps_that_end_where_no_state_can_be_resumed_are_noticed(
+    specs: list[Any], dcp: int, block: int, step_tokens: int, every: int | None, advice: str | None
+) -> None:
+    config = fakes.kv_config(*specs)
+    text = geometry.unreached_states(config, geometry.resolve(config, dcp), block, step_tokens)
+    assert (text is None) == (every is None)
+    if text is not None:
+        assert advice is not None and advice in text
+        assert f"in blocks of {block} tokens but can resume recurrent state only every {every}:" in text
+
+
 def test_collections_of_specs_are_taken_apart() -> None:
     layers = {"a": fakes.MLAAttentionSpec(16, 64), "b": fakes.MLAAttentionSpec(16, 32, tokens_per_state=Fraction(4))}
     resolved = geometry.resolve(fakes.kv_config(fakes.UniformTypeKVCacheSpecs(layers)))

@@ -112,3 +112,22 @@ def test_what_the_engine_has_itself_ends_inside_a_chunk(
     reader.finish(request)
     assert_nothing_held(server)
     assert counts(server)["failed_loads"] == 0
+
+
+@pytest.mark.parametrize(("step_tokens", "said"), [(8192, 1), (255, 0)])
+def test_the_log_says_what_to_set_where_steps_end_between_boundaries(
+    start: Callable[[str, Shape, str], tuple[Server, Engine]],
+    caplog: pytest.LogCaptureFixture,
+    step_tokens: int,
+    said: int,
+) -> None:
+    """The engine's block is its shortest; what the role was started with may have been reset since."""
+    _, engine = start("full 256 beside recurrent 128", Shape(), "engine")
+    config = engine.scheduler._vllm_config
+    config.cache_config.block_size = 128
+    config.scheduler_config.max_num_batched_tokens = step_tokens
+    for number in range(2):
+        engine.scheduler.on_new_request(Request(str(number), 10))
+    lines = [line for line in caplog.messages if "can resume recurrent state only every 256" in line]
+    assert len(lines) == said
+    assert all("start it with --max-num-batched-tokens 128" in line for line in lines)

@@ -191,18 +191,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def _check_block_size(self) -> None:
-        """Finds the CPU engine's reset of its block size, which happens after this connector was made."""
-        group = self._geometry.recurrent
-        if group is None:
-            return
-        scheduler, span = self._vllm_config.cache_config.block_size, max(group.spans)
-        if scheduler and scheduler % span:
-            self._notes.warn(
-                "block size",
-                f"the engine schedules in blocks of {scheduler} tokens but keeps recurrent state every {span}: few or no "
-                "prefixes can be resumed, from the engine's own cache either. The engine resets the block size when "
-                "it runs in several processes without an explicit one: start it with --block-size (for example 32)",
-            )
+        """Finds steps that end where nothing can be resumed; the CPU engine resets its block size after this was made."""
+        text = geometries.unreached_states(
+            self._kv_cache_config, self._geometry, *engine.step_ends(self._vllm_config)
+        )
+        if text is not None:
+            self._notes.warn("block size", text)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Registers the worker's tensors and prepares the report for the scheduler role."""

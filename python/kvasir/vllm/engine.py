@@ -37,6 +37,15 @@ def _step(request_id: str, computed: int, counts: dict[str, int], drafts: dict[s
     return Scheduled(request_id, computed, computed + counts.get(request_id, 0) - guessed, guessed == 0)
 
 
+def step_ends(vllm_config: Any) -> tuple[int, int]:
+    """The scheduler's block, on whose multiples steps end within a prompt, and the most tokens of a step."""
+    scheduler = vllm_config.scheduler_config
+    most = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
+    if scheduler.long_prefill_token_threshold > 0 and not scheduler.long_prefill_token_threshold_adaptive:
+        most = min(most, scheduler.long_prefill_token_threshold)
+    return vllm_config.cache_config.block_size, most
+
+
 def attention_tags(vllm_config: Any, layers: list[str]) -> tuple[str, str]:
     """Names of the attention backends, and of the packing inside their pages.
 

@@ -259,6 +259,34 @@ def resolve(kv_cache_config: Any, dcp: int = 1) -> Geometry:
     )
 
 
+def unreached_states(kv_cache_config: Any, geometry: Geometry, block: int, step_tokens: int) -> str | None:
+    """What to say of an engine whose steps may end between the boundaries that a request can resume from; None if all is well.
+
+    A recurrent state exists only where a step ended: on multiples of the scheduler's `block`. It can be resumed only where
+    the blocks of every group end, which the scheduler does not see to.
+    """
+    if geometry.recurrent is None or block % geometry.alignment == 0:
+        return None
+    if geometry.alignment % block == 0 and step_tokens < 2 * block:
+        return None  # every block ends a step
+    own = min(
+        group.kv_cache_spec.block_size
+        for group in kv_cache_config.kv_cache_groups
+        if group.kv_cache_spec.prefix_cacheable
+    )
+    advice = (
+        f"Its groups have blocks of different lengths: start it with --max-num-batched-tokens {block}, so that every block "
+        "ends a step"
+        if block == own
+        else "The engine resets the block size when it runs in several processes without an explicit one: start it with "
+        "--block-size (for example 32)"
+    )
+    return (
+        f"the engine schedules in blocks of {block} tokens but can resume recurrent state only every "
+        f"{geometry.alignment}: few or no prefixes can be resumed, from the engine's own cache either. {advice}"
+    )
+
+
 def _object_group(group: dict[str, Any], spans: Sequence[int]) -> ObjectGroup:
     members = tuple(int(index) for index in group["kv_groups"])
     return ObjectGroup(

@@ -19,7 +19,7 @@ pub(super) fn check(engine: &Engine<'_>, report: &mut Report) -> Result<Option<R
     check_prefix_caching(engine, report);
     check_steps(engine, geometry.as_ref(), report);
     if let Some(geometry) = &geometry {
-        check_spans(geometry, report);
+        check_spans(engine, geometry, report);
     }
     Ok(geometry)
 }
@@ -169,7 +169,7 @@ fn check_steps(engine: &Engine<'_>, geometry: Option<&ResolvedGeometry>, report:
     }
 }
 
-fn check_spans(geometry: &ResolvedGeometry, report: &mut Report) {
+fn check_spans(engine: &Engine<'_>, geometry: &ResolvedGeometry, report: &mut Report) {
     for warning in geometry.warnings() {
         if matches!(warning, Warning::NearCoprime { .. }) {
             report.slow(
@@ -179,13 +179,20 @@ fn check_spans(geometry: &ResolvedGeometry, report: &mut Report) {
         }
     }
     let alignment = geometry.required_alignment();
-    if let Some(span) = state_spans(geometry).min().filter(|&span| span < alignment) {
+    // Steps that are shorter than two blocks all end with one.
+    let every_block = |span: u64| {
+        engine
+            .max_num_batched_tokens
+            .is_some_and(|tokens| tokens < 2 * span)
+    };
+    let uneven = |span: &u64| *span < alignment && !every_block(*span);
+    if let Some(span) = state_spans(geometry).min().filter(uneven) {
         report.note(
             "uneven_spans",
             format_args!(
                 "recurrent state is kept every {span} tokens and every group can resume only at multiples of \
                  {alignment}: a prompt's first run may end at the one and not at the other, so that hits may begin only \
-                 with the third run"
+                 with the third run; set max_num_batched_tokens to {span}, so that every block ends a step"
             ),
         );
     }
