@@ -394,17 +394,21 @@ def test_a_forked_child_does_not_hold_its_parents_place(server):
         assert engine.client.stats()["direct_lookups"] == 2
         child = os.fork()
         if child == 0:
-            engine.client.release(pins)
-            engine.client.end_session(1)
-            ok = not engine.client.healthy
             try:
-                engine.client.store(0, [])
-                ok = False
-            except kvasir.KvasirError as error:
-                ok = ok and error.kind == "Unavailable"
-            del engine
-            os.write(write, b"1" if ok else b"0")
-            signal.pause()
+                engine.client.release(pins)
+                engine.client.end_session(1)
+                ok = not engine.client.healthy
+                try:
+                    engine.client.store(0, [])
+                    ok = False
+                except kvasir.KvasirError as error:
+                    ok = ok and error.kind == "Unavailable"
+                del engine
+                os.write(write, b"1" if ok else b"0")
+                signal.pause()
+            finally:
+                os._exit(1)  # whatever happened: the rest of the test run is the parent's
+        os.close(write)  # of a child that ends before it writes the read below sees the end
         try:
             assert os.read(read, 1) == b"1"
             assert engine.client.healthy
@@ -416,6 +420,7 @@ def test_a_forked_child_does_not_hold_its_parents_place(server):
             # The child lives, but the space is back: its copy of the lock was closed.
             eventually("the space", lambda: granted() == 0)
         finally:
+            os.close(read)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 

@@ -173,6 +173,7 @@ mod tests {
             }
         }
         assert!(child > 0);
+        drop(start); // of a child that ends before it writes the read below sees the end
         // The handlers have run in the child once it writes; before that it may hold the copy for an instant.
         assert_eq!(nix::unistd::read(&started, &mut [0]).unwrap(), 1);
         drop(handle); // the parent's last descriptor; the child is alive and waits
