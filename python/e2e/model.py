@@ -14,6 +14,8 @@ from typing import Any
 VOCABULARY = 4096
 WIDTH = 256
 MAX_MODEL_LEN = 4352
+STEP_TOKENS = 4096
+DTYPE = "bfloat16"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Model:
     family: str
     config: dict[str, Any]
     block_size: int | None = 32
-    max_num_batched_tokens: int = 4096
-    dtype: str = "bfloat16"
+    max_num_batched_tokens: int = STEP_TOKENS
+    dtype: str = DTYPE
     prompt_tokens: int = 1500
     prompts: int = 5
     attention_backend: str | None = None
@@ -62,6 +64,15 @@ class Model:
             # It never gets to compute, and not every one of these classes exists outside the engine.
             settings["load_format"] = "dummy"
         return settings
+
+    @property
+    def flags(self) -> str:
+        """What of that an operator would give in the engine's command line, without what most rows have in common."""
+        settings = self.engine_settings
+        common = {"max_num_batched_tokens": STEP_TOKENS, "dtype": DTYPE}
+        names = ("block_size", "max_num_batched_tokens", "dtype", "attention_backend")
+        given = [(name, settings[name]) for name in names if name in settings and settings[name] != common.get(name)]
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given)
 
     @property
     def num_blocks(self) -> int:

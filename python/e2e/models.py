@@ -6,15 +6,19 @@ Used by `weights.py` (to make weights), `demo.py` and the tests.
 from __future__ import annotations
 
 from model import VOCABULARY, Model
-from models_attention import attention_models
+from models_attention import AMX, attention_models
 from models_recurrent import recurrent_models
 from models_refused import refused_models
 
-__all__ = ["MODELS", "VOCABULARY", "Model", "find"]
+__all__ = ["MODELS", "VOCABULARY", "Model", "find", "rows"]
 
-MODELS: dict[str, Model] = {
-    model.name: model for model in (*attention_models(), *recurrent_models(), *refused_models())
-}
+
+def rows(amx: bool) -> list[Model]:
+    """All rows, as they are on a machine with or without AMX."""
+    return [*attention_models(amx), *recurrent_models(), *refused_models()]
+
+
+MODELS: dict[str, Model] = {model.name: model for model in rows(AMX)}
 
 
 def find(name: str) -> Model:

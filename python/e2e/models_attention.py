@@ -36,7 +36,7 @@ LATENT = {
 AMX = "amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()
 
 
-def _latent(name: str, fields: dict[str, Any], amx: bool = AMX) -> Model:
+def _latent(name: str, fields: dict[str, Any], amx: bool) -> Model:
     return Model(
         name,
         "latent attention",
@@ -50,8 +50,8 @@ def _latent(name: str, fields: dict[str, Any], amx: bool = AMX) -> Model:
     )
 
 
-def attention_models() -> list[Model]:
-    """One row per architecture; latent attention has one per kernel."""
+def attention_models(amx: bool) -> list[Model]:
+    """One row per architecture; latent attention has one per kernel. `amx`: on a machine that has the faster one."""
     deepseek_v2 = config(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",
@@ -157,7 +157,7 @@ def attention_models() -> list[Model]:
                 attn_temperature_tuning=False,
             ),
         ),
-        _latent("deepseek-v2", deepseek_v2),
+        _latent("deepseek-v2", deepseek_v2, amx),
         _latent("deepseek-v2-no-amx", deepseek_v2, amx=False),
         _latent(
             "deepseek-v3",
@@ -172,5 +172,6 @@ def attention_models() -> list[Model]:
                 topk_method="noaux_tc",
                 scoring_func="sigmoid",
             ),
+            amx,
         ),
     ]

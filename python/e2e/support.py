@@ -12,8 +12,10 @@ HITS_ONLY = "hits only"
 REFUSED = "the engine refuses"
 FAILED = "FAILED"
 
-COLUMNS = ("architecture", "`--model`", "layers", "needs", "prompt", "chunk", "own hit", "Kvasir's hit", "state")
-NUMBERS = range(4, 8)
+COLUMNS = (
+    "architecture", "`--model`", "layers", "needs", "run with", "prompt", "chunk", "own hit", "Kvasir's hit", "state"
+)  # fmt: skip
+NUMBERS = range(5, 9)
 
 
 @dataclasses.dataclass
@@ -49,6 +51,7 @@ class Row:
             "model": self.model.name,
             "layers": self.model.family,
             "needs": self.model.needs,
+            "flags": self.model.flags,
             "state": self.state,
             "reason": self.reason,
             "result": self.document,
@@ -56,19 +59,21 @@ class Row:
 
     def markdown(self) -> str:
         """The row of the printed table."""
-        numbers = ["-"] * len(NUMBERS)
-        if self.document is not None:
-            cached = {phase["name"]: phase["cached_tokens"] for phase in self.document["phases"]}
-            own = cached["own_prefix_cache"] if self.model.comparable else "-"
-            counts = (self.model.prompt_tokens, self.document["chunk_size"], own, cached["warm_new_engine"])
-            numbers = [str(count) for count in counts]
-        state = f"{self.state}: {self.reason}" if self.reason else self.state
-        return line([*about(self.model), *numbers, state])
+        return line([*about(self.model), *self._numbers(), f"{self.state}: {self.reason}" if self.reason else self.state])
+
+    def _numbers(self) -> list[str]:
+        if self.document is None:
+            return ["-"] * len(NUMBERS)
+        cached = {phase["name"]: phase["cached_tokens"] for phase in self.document["phases"]}
+        own = cached["own_prefix_cache"] if self.model.comparable else "-"
+        counts = (self.model.prompt_tokens, self.document["chunk_size"], own, cached["warm_new_engine"])
+        return [str(count) for count in counts]
 
 
 def about(model: models.Model) -> list[str]:
     """The cells that do not depend on a run."""
-    return [model.architecture, f"`{model.name}`", model.family, model.needs or "-"]
+    flags = f"`{model.flags}`" if model.flags else "-"
+    return [model.architecture, f"`{model.name}`", model.family, model.needs or "-", flags]
 
 
 def line(cells: list[str] | tuple[str, ...]) -> str:

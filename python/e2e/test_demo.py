@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import pathlib
 
 import pytest
 
@@ -142,24 +141,3 @@ def test_the_engine_s_reason_is_one_line() -> None:
     answer = "the engine did not start: ValidationError: 1 error for Config\n  Value error, bad [type=value_error, x=1]"
     error = process.EngineError(answer, "\n--- end of log\n...")
     assert error.reason == "the engine did not start: ValidationError: 1 error for Config Value error, bad"
-
-
-def test_a_row_of_the_support_table_says_what_was_found() -> None:
-    document = demo.report(MODEL, 256, sound())
-    row = support.Row(MODEL, document, demo.verdict(MODEL, document))
-    assert row.state == support.EQUAL
-    assert [cell.strip() for cell in row.markdown().split("|")[5:10]] == ["4000", "256", "3968", "3968", "equal"]
-    assert row.report()["result"] == document
-    broken = support.Row(MODEL, document, ["other output"])
-    assert "FAILED: other output" in broken.markdown()
-    hits = dataclasses.replace(MODEL, comparable=False, note="as the engine is")
-    assert "| - | 3968 | hits only: as the engine is |" in support.Row(hits, document).markdown()
-
-
-def test_the_documentation_has_every_row_of_the_support_table() -> None:
-    page = pathlib.Path(__file__).parents[2] / "docs/vllm.md"
-    rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
-    assert support.head().splitlines()[0] in rows
-    for model in models.MODELS.values():
-        start = support.line(support.about(model)).removesuffix("|")
-        assert [row for row in rows if row.startswith(start)], f"docs/vllm.md: no row that starts with {start}"
