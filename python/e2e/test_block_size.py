@@ -9,8 +9,7 @@ import models
 import process
 
 from conftest import Bench
-
-PROMPT_TOKENS = 1490
+from kinds import PROMPT_TOKENS, once
 
 
 def test_the_reset_of_the_block_size_is_noticed(bench: Bench) -> None:
@@ -36,7 +35,6 @@ def test_the_reset_of_the_block_size_is_noticed(bench: Bench) -> None:
 
 def output(engine: process.Engine, server: process.Server, tokens: list[int]) -> dict:
     """One prompt, also stored; the result without its wall time."""
-    result = demo.run_once(engine, tokens)
-    del result["wall_s"]
+    result = once(engine, tokens)
     server.settle()
     return result

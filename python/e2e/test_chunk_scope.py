@@ -11,8 +11,7 @@ import models
 import process
 
 from conftest import Bench
-
-PROMPT_TOKENS = 1490
+from kinds import PROMPT_TOKENS, once
 
 
 def of(name: str, block_size: int) -> models.Model:
@@ -45,18 +44,11 @@ def test_three_alignments_share_a_server(bench: Bench) -> None:
     for engine in engines:
         assert demo.run_once(engine, tokens)["cached_tokens"] == 0, "found what another model stored"
         server.settle()
-        own.append(output(engine, tokens))
+        own.append(once(engine, tokens))
         server.settle()
     assert [hit["cached_tokens"] for hit in own] == [(PROMPT_TOKENS - 1) // 32 * 32, 2 * 544, 2 * 640]
 
     for engine in engines:
         engine.reset_prefix_cache()
-    assert [output(engine, tokens) for engine in engines] == own
+    assert [once(engine, tokens) for engine in engines] == own
     assert server.chunk_sizes() == list(ALIGNMENTS)
-
-
-def output(engine: process.Engine, tokens: list[int]) -> dict:
-    """One prompt; the result without its wall time."""
-    result = demo.run_once(engine, tokens)
-    del result["wall_s"]
-    return result

@@ -7,7 +7,6 @@ probabilities of a run served by Kvasir must equal it bit for bit. That the comp
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 
@@ -18,11 +17,11 @@ import models
 import process
 
 from conftest import Bench
+from kinds import PROMPT_TOKENS, once, small
 
-PROMPT_TOKENS = 1490
 RECONNECT_S = 60.0
 
-QWEN3 = dataclasses.replace(models.find("qwen3"), prompts=2, prompt_tokens=PROMPT_TOKENS)
+QWEN3 = small("qwen3")
 
 # One model of each family that the connector serves, in engines that run in one process: full attention, sliding
 # windows of two kinds and alone, chunked-local, latent attention with both kernels, gated delta, short convolution,
@@ -42,21 +41,8 @@ FAMILIES = (
 )
 
 
-def small(name: str) -> models.Model:
-    """The model with few and short prompts."""
-    model = models.find(name)
-    return dataclasses.replace(model, prompts=2, prompt_tokens=min(model.prompt_tokens, PROMPT_TOKENS))
-
-
 def quiet() -> demo.Progress:
     return demo.Progress(6)
-
-
-def run(engine: process.Engine, tokens: list[int]) -> dict:
-    """One prompt; the result without its wall time."""
-    result = demo.run_once(engine, tokens)
-    del result["wall_s"]
-    return result
 
 
 def check_phases(bench: Bench, model: models.Model, fresh: bool) -> dict:
@@ -96,16 +82,16 @@ def test_corrupted_bytes_change_the_output(bench: Bench) -> None:
     unchecked = process.connector_config(server.socket_path, **{"kvasir.checksums": False})
     engine = bench.engine(QWEN3, server, connector=unchecked)
     tokens = demo.prompt(1, PROMPT_TOKENS)
-    run(engine, tokens)
+    once(engine, tokens)
     server.settle()
     engine.reset_prefix_cache()
-    sound = run(engine, tokens)
+    sound = once(engine, tokens)
     assert sound["cached_tokens"] > 0
 
     server.settle()
     _native.testing_corrupt_pool(str(server.socket_path), 1)
     engine.reset_prefix_cache()
-    corrupted = run(engine, tokens)
+    corrupted = once(engine, tokens)
     assert corrupted["cached_tokens"] == sound["cached_tokens"], "the corrupted bytes were not even loaded"
     assert corrupted["token_ids"] != sound["token_ids"] or differ(corrupted, sound) > 0.05
 
@@ -119,10 +105,10 @@ def test_corrupted_objects_are_never_used(bench: Bench, name: str) -> None:
     server = bench.server()
     engine = bench.engine(model, server)
     tokens = demo.prompt(1, model.prompt_tokens)
-    cold = run(engine, tokens)
+    cold = once(engine, tokens)
     server.settle()
     engine.reset_prefix_cache()
-    sound = run(engine, tokens)
+    sound = once(engine, tokens)
     assert sound["cached_tokens"] > 0
 
     server.settle()
@@ -131,7 +117,7 @@ def test_corrupted_objects_are_never_used(bench: Bench, name: str) -> None:
     assert server.reported(*counters) == (named, 0, 0, 0, 0) and named > 0
     assert _native.testing_corrupt_pool(str(server.socket_path)) > 0
     engine.reset_prefix_cache()
-    damaged = run(engine, tokens)
+    damaged = once(engine, tokens)
     # (The engine goes on counting the tokens of a load that failed in its step as cached.)
     assert (damaged["token_ids"], damaged["logprobs"]) == (cold["token_ids"], cold["logprobs"])
     server.settle()
@@ -140,7 +126,7 @@ def test_corrupted_objects_are_never_used(bench: Bench, name: str) -> None:
     assert server.status()["counters"]["discarded"] == named
 
     engine.reset_prefix_cache()
-    assert run(engine, tokens) == sound
+    assert once(engine, tokens) == sound
     assert server.reported(*counters) == (2 * named, named, named, 0, 0)
 
 
@@ -157,17 +143,17 @@ def test_a_known_prefix_with_a_new_end(bench: Bench) -> None:
     longer = prefix + demo.prompt(3, 150)
 
     alone = bench.engine(QWEN3, None)
-    run(alone, prefix)
-    expected = run(alone, longer)
+    once(alone, prefix)
+    expected = once(alone, longer)
     assert expected["cached_tokens"] == PROMPT_TOKENS // 32 * 32
     alone.stop()
 
     server = bench.server()
     engine = bench.engine(QWEN3, server)
-    run(engine, prefix)
+    once(engine, prefix)
     server.settle()
     engine.reset_prefix_cache()
-    assert run(engine, longer) == expected
+    assert once(engine, longer) == expected
 
 
 def test_a_batch_with_a_shared_prefix(bench: Bench) -> None:
@@ -189,11 +175,11 @@ def test_the_engine_outlives_its_server(bench: Bench) -> None:
     server = bench.server()
     engine = bench.engine(QWEN3, server)
     tokens = demo.prompt(5, PROMPT_TOKENS)
-    before = run(engine, tokens)
+    before = once(engine, tokens)
     server.settle()
     server.kill()
     engine.reset_prefix_cache()
-    without = run(engine, tokens)
+    without = once(engine, tokens)
     assert (without["token_ids"], without["finish_reason"]) == (before["token_ids"], "length")
 
     bench.server()
@@ -201,9 +187,9 @@ def test_the_engine_outlives_its_server(bench: Bench) -> None:
     number = 100
     while time.monotonic() < deadline:
         tokens = demo.prompt(number, PROMPT_TOKENS)
-        run(engine, tokens)
+        once(engine, tokens)
         engine.reset_prefix_cache()
-        if run(engine, tokens)["cached_tokens"] > 0:
+        if once(engine, tokens)["cached_tokens"] > 0:
             return
         number += 1
         time.sleep(0.5)
@@ -215,12 +201,12 @@ def test_a_stopped_server_does_not_stop_the_engine(bench: Bench) -> None:
     server = bench.server()
     engine = bench.engine(QWEN3, server)
     tokens = demo.prompt(6, PROMPT_TOKENS)
-    before = run(engine, tokens)
+    before = once(engine, tokens)
     server.settle()
     server.pause()
     try:
         engine.reset_prefix_cache()
-        during = run(engine, tokens)
+        during = once(engine, tokens)
     finally:
         server.resume()
     assert (during["token_ids"], during["finish_reason"]) == (before["token_ids"], "length")

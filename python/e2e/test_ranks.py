@@ -7,7 +7,6 @@ that they are what the engine makes them.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -24,22 +23,11 @@ import models
 import process
 
 from conftest import Bench
+from kinds import PROMPT_TOKENS, errors, once, small
 
 TWO = {"tensor_parallel_size": 2}
-PROMPT_TOKENS = 1490
 SETTLE_S = 30.0
 START_S = 600.0  # for the engine's modules and its process groups; a watchdog
-
-
-def small(name: str) -> models.Model:
-    return dataclasses.replace(models.find(name), prompts=2, prompt_tokens=PROMPT_TOKENS)
-
-
-def run(engine: process.Engine, tokens: list[int]) -> dict[str, Any]:
-    """One prompt; the result without its wall time."""
-    result = demo.run_once(engine, tokens)
-    del result["wall_s"]
-    return result
 
 
 def ranks(status: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -72,12 +60,12 @@ def test_bytes_that_ranks_have_in_common_are_stored_once(bench: Bench) -> None:
     server = bench.server()
     engine = bench.engine(small("deepseek-v2"), server, settings=TWO)
     tokens = demo.prompt(1, PROMPT_TOKENS)
-    assert run(engine, tokens)["cached_tokens"] == 0
+    assert once(engine, tokens)["cached_tokens"] == 0
     server.settle()
     engine.reset_prefix_cache()
     span = models.find("deepseek-v2").block_size
     assert span is not None
-    assert run(engine, tokens)["cached_tokens"] == (PROMPT_TOKENS - 1) // span * span
+    assert once(engine, tokens)["cached_tokens"] == (PROMPT_TOKENS - 1) // span * span
     first, second = (client["reported"] for _, client in sorted(ranks(server.status()).items()))
     assert (first["stores"] > 0, second["stores"]) == (True, 0)
     assert first["loaded_bytes"] == second["loaded_bytes"] == first["stored_bytes"]
@@ -136,11 +124,11 @@ def test_a_server_for_each_rank(bench: Bench) -> None:
         small("qwen3"), servers[0], settings=TWO, connector={"kv_connector_extra_config": sockets}
     )
     tokens = demo.prompt(1, PROMPT_TOKENS)
-    run(engine, tokens)
-    own = run(engine, tokens)
+    once(engine, tokens)
+    own = once(engine, tokens)
     settle(servers)
     engine.reset_prefix_cache()
-    assert run(engine, tokens) == own
+    assert once(engine, tokens) == own
     held = [server.status() for server in servers]
     assert [[client["pid"] for client in ranks(status).values()] for status in held] == [
         [client["pid"]] for status in held for client in ranks(status).values()
@@ -150,7 +138,7 @@ def test_a_server_for_each_rank(bench: Bench) -> None:
 
     servers[1].kill()
     engine.reset_prefix_cache()
-    without = run(engine, tokens)
+    without = once(engine, tokens)
     assert (without["cached_tokens"], without["token_ids"], without["finish_reason"]) == (0, own["token_ids"], "length")
 
     servers[1] = bench.server(socket="kvasir1.sock")
@@ -158,7 +146,7 @@ def test_a_server_for_each_rank(bench: Bench) -> None:
     settle(servers)
     for server in servers:
         check_books(server.status())
-    assert "Traceback" not in errors_of_kvasir(engine.log), errors_of_kvasir(engine.log)
+    assert not [line for line in errors(engine.log) if "Traceback" in line]
 
 
 @pytest.mark.parametrize("place", ["one server", "a server each"])
@@ -173,11 +161,11 @@ def test_damaged_parts_are_never_used(bench: Bench, place: str) -> None:
     )
     counters = ("loads", "failed_loads", "stale_loads", "dropped_stores")
     tokens = demo.prompt(1, PROMPT_TOKENS)
-    cold = run(engine, tokens)
-    own = run(engine, tokens)
+    cold = once(engine, tokens)
+    own = once(engine, tokens)
     settle(servers)
     engine.reset_prefix_cache()
-    assert run(engine, tokens) == own
+    assert once(engine, tokens) == own
     settle(servers)
     loads = servers[-1].reported("loads")[0]
     named = loads // (3 - len(servers))  # the ranks of that server
@@ -186,7 +174,7 @@ def test_damaged_parts_are_never_used(bench: Bench, place: str) -> None:
     damaged = servers[-1]
     assert _native.testing_corrupt_pool(str(damaged.socket_path)) > 0
     engine.reset_prefix_cache()
-    result = run(engine, tokens)
+    result = once(engine, tokens)
     assert (result["token_ids"], result["logprobs"]) == (cold["token_ids"], cold["logprobs"])
     settle(servers)
     assert damaged.reported(*counters) == (loads, loads, 0, 0)
@@ -200,12 +188,12 @@ def test_damaged_parts_are_never_used(bench: Bench, place: str) -> None:
         assert servers[0].reported("corrupt_loads", *counters) == (0, 2 * loads, 0, 0, 0)
 
     engine.reset_prefix_cache()
-    assert run(engine, tokens) == own
+    assert once(engine, tokens) == own
     settle(servers)
     assert damaged.reported(*counters) == (2 * loads, loads, 0, 0)
     for server in servers:
         check_books(server.status(), limbo=named if server is damaged else 0)
-    assert errors_of_kvasir(engine.log) == ""
+    assert errors(engine.log) == []
 
 
 def settle(servers: list[process.Server]) -> None:
@@ -220,19 +208,13 @@ def wait_for_hits(
     deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
         engine.reset_prefix_cache()
-        result = run(engine, tokens)
+        result = once(engine, tokens)
         assert result["token_ids"] == expected["token_ids"]
         if result == expected:
             return
         settle(servers)
         time.sleep(0.1)
     pytest.fail("the engine did not use the restarted server within 60 s")
-
-
-def errors_of_kvasir(log: pathlib.Path) -> str:
-    """The log lines of the connector at level error, with what follows of their tracebacks."""
-    lines = log.read_text(errors="replace").splitlines()
-    return "\n".join(line for line in lines if "ERROR" in line and ("Kvasir" in line or "notes.py" in line))
 
 
 @pytest.mark.parametrize("during", [False, True], ids=["before-its-part", "while-it-stores"])
@@ -243,7 +225,7 @@ def test_a_rank_that_dies_leaves_no_half_record(bench: Bench, during: bool) -> N
     engine = bench.engine(model, server, settings=TWO, store_fault=fault)
     tokens = demo.prompt(1, PROMPT_TOKENS)
     with pytest.raises(process.HarnessError):
-        run(engine, tokens)  # an engine that loses a worker ends
+        once(engine, tokens)  # an engine that loses a worker ends
     engine.kill()
     if not during:
         assert json.loads(witness.read_text())["partials"] > 0, "no part of the other rank was there yet"
@@ -258,9 +240,9 @@ def test_a_rank_that_dies_leaves_no_half_record(bench: Bench, during: bool) -> N
 
     # What the dead engine left is no obstacle to the next one.
     engine = bench.engine(model, server, settings=TWO)
-    run(engine, tokens)
-    own = run(engine, tokens)
+    once(engine, tokens)
+    own = once(engine, tokens)
     server.settle()
     engine.reset_prefix_cache()
-    assert run(engine, tokens) == own
+    assert once(engine, tokens) == own
     check_books(server.status())
