@@ -318,58 +318,6 @@ def test_the_wrong_failure_policy_stores_and_loads_nothing() -> None:
     assert stores is not None and [item[3] for item in objects(stores.runs)] == [64, 32], "the first chunk is there already"
 
 
-@pytest.mark.parametrize("fields", [{"prompt_embeds": object()}, {"resumable": True}, {"prompt_token_ids": None}])
-def test_requests_that_tokens_do_not_describe_bypass_the_cache(fields: dict[str, Any]) -> None:
-    engine, one = Engine(), request(**fields)
-    engine.answer(hit(160))
-    assert engine.role.matched(one, 0) == (0, False)
-    assert engine.plan(Scheduled("r", 0, 170, True), tables={"r": TABLE}).stores is None
-    assert not engine.client.asked
-
-
-def test_per_request_switches() -> None:
-    engine = Engine()
-    engine.answer(hit(64))
-    assert engine.role.matched(request(kv_transfer_params={"no_load": True}), 0) == (0, False)
-    stores = engine.plan(Scheduled("r", 0, 170, True), tables={"r": TABLE}).stores
-    assert stores is not None and len(objects(stores.runs)) == 2
-    engine = Engine()
-    engine.answer(hit(64))
-    assert engine.role.matched(request(kv_transfer_params={"no_store": True}), 0) == (64, False)
-    assert engine.plan(Scheduled("r", 64, 170, True), tables={"r": TABLE}).stores is None
-    engine = Engine()
-    engine.answer(hit(64))
-    given = {"no_store": False, "no_load": None, "of another connector": "true"}
-    assert engine.role.matched(request(kv_transfer_params=given), 0) == (64, False)
-    assert engine.plan(Scheduled("r", 64, 170, True), tables={"r": TABLE}).stores is not None
-
-
-@pytest.mark.parametrize("value", ["false", "true", "", 0, 1, [], [True]])
-@pytest.mark.parametrize("switch", ["no_load", "no_store"])
-def test_a_switch_that_is_neither_true_nor_false_is_not_given_and_said_once(
-    switch: str, value: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = Engine()
-    for name in ("first", "second"):
-        one = request(name=name, kv_transfer_params={switch: value})
-        for _ in range(2):
-            engine.answer(hit(64))
-            assert engine.role.matched(one, 0) == (64, False)
-        stores = engine.plan(Scheduled(name, 64, 170, True), tables={name: TABLE}).stores
-        assert stores is not None and objects(stores.runs)
-    said = [record for record in caplog.records if switch in record.getMessage()]
-    assert [record.levelno for record in said] == [logging.WARNING]
-    assert f"request first has kv_transfer_params with {switch} as {value!r}" in said[0].getMessage()
-
-
-@pytest.mark.parametrize("params", ["no_store", ["no_store"], 1])
-def test_params_that_are_no_mapping_are_not_given(params: Any) -> None:
-    engine = Engine()
-    engine.answer(hit(64))
-    assert engine.role.matched(request(kv_transfer_params=params), 0) == (64, False)
-    assert engine.plan(Scheduled("r", 64, 170, True), tables={"r": TABLE}).stores is not None
-
-
 @pytest.mark.parametrize("how", ["no_load", "policy", "local", "skips reading", "loads"])
 def test_windows_below_a_hit_that_is_not_loaded_are_offered(how: str) -> None:
     engine = Engine(windowed(32), serves=how != "policy")
@@ -434,24 +382,3 @@ def test_reset_empties_the_server_and_forgets_what_was_there() -> None:
 def test_an_operator_who_names_the_weights_keeps_the_keys() -> None:
     engine = Engine(weights_id="release-7")
     assert engine.role.reset() and engine.plan().epoch == b""
-
-
-def test_extra_keys_separate_requests() -> None:
-    class Position:
-        offset, length = 3, 5
-
-    class Feature:
-        identifier, mm_position = "image", Position
-
-    class Lora:
-        lora_name, lora_path = "a", "b"
-
-    engine = Engine()
-    keys = set()
-    for number, fields in enumerate([{}, {"cache_salt": "s"}, {"lora_request": Lora}, {"mm_features": [Feature]}]):
-        one = request(name=str(number), **fields)
-        engine.role.matched(one, 0)
-        chain = engine.role._states[str(number)].chain
-        assert chain is not None
-        keys.add(chain.chunk_key(1))
-    assert len(keys) == 4
