@@ -9,8 +9,9 @@ import pytest
 
 from scripted import FULL_SPECS, Engine, Request, Spared
 from server_status import assert_nothing_held, counts, status
-from test_engine_requests import HIT, MODELS, STEPS, STORED, TOKENS
+from test_engine_requests import HIT, MODELS, STORED, TOKENS
 from test_native import Server, eventually
+from test_rank_damage import STEPS
 
 Start = Callable[..., Engine]
 
@@ -60,7 +61,7 @@ def test_a_rank_that_cannot_store_leaves_no_part_of_the_others_waiting(
 
 @pytest.mark.parametrize("fate", ["stores", "cannot store", "goes"])
 @pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", STEPS)
 def test_a_request_is_aborted_when_one_of_two_ranks_has_stored(
     server: Server, engines: Start, spared: Spared, model: str, late: int, fate: str
 ) -> None:
