@@ -16,6 +16,7 @@ use kvasir::client::{Client, ClientConfig, KvMemory, StoreOutcome};
 use kvasir::control::{BootInfo, ControlRegion};
 use kvasir::copy::HostMemory;
 use kvasir::keys::{ChunkKey, DomainFields};
+use kvasir::pool::ABI_VERSION;
 use kvasir::shm::fdpass::send_with_fds;
 use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
 use kvasir::sync::shared::Ordering;
@@ -42,7 +43,9 @@ impl Regions {
         let memfd = |name, bytes| Memfd::create(name, bytes, OwnerAccess::ReadWrite).unwrap();
         let epochs = memfd("epochs", 4096 + 8 * FRAMES);
         let words = epochs.map().unwrap();
-        words.store_words(0, &[EPOCHS_MAGIC]).unwrap();
+        words
+            .store_words(0, &[EPOCHS_MAGIC, 4096 << 32 | u64::from(ABI_VERSION), FRAMES])
+            .unwrap();
         words.store_words(64, &[BOOT]).unwrap();
         Self {
             control: Arc::new(ControlRegion::create(BootInfo::fresh(BOOT).unwrap()).unwrap()),
@@ -287,7 +290,7 @@ fn a_hello_that_is_wrong_leaves_the_client_degraded_until_it_is_right() {
             fds[2] = regions.pool.reopen_read_only().unwrap();
             Answer::Reply(Reply::Hello(regions.hello()), fds)
         }),
-        ("bytes of epochs", |regions| {
+        ("epochs of 16 frames beside", |regions| {
             let (mut hello, mut fds) = (regions.hello(), regions.descriptors());
             let larger = Index::create(2 * FRAMES as u32).unwrap();
             hello.regions[1].bytes = larger.bytes();

@@ -21,6 +21,8 @@ pub const SLAB_HIGH_WATER: usize = 64;
 pub const SLAB_CURSOR: usize = 128;
 /// Offset of the client's statistics.
 pub const SLAB_STATS: usize = 192;
+/// Words of the client's statistics.
+pub const STAT_WORDS: usize = 13;
 /// Offset of the pin words.
 pub const SLAB_PINS: usize = 4096;
 /// Number of pin words.
@@ -30,7 +32,7 @@ pub const SLAB_TOUCHED: usize = 36864;
 /// Entries of the touched log.
 pub const TOUCHED_WORDS: usize = 3584;
 
-const STATS: usize = 13;
+const _: () = assert!(SLAB_STATS + STAT_WORDS * 8 <= SLAB_PINS);
 const _: () = assert!(SLAB_PINS + PIN_WORDS * 8 == SLAB_TOUCHED);
 const _: () = assert!(SLAB_TOUCHED + TOUCHED_WORDS * 8 == SLAB_BYTES);
 
@@ -86,7 +88,7 @@ impl Slabs {
         for offset in [SLAB_HIGH_WATER, SLAB_CURSOR] {
             self.store(slab, offset, 0);
         }
-        for i in 0..STATS {
+        for i in 0..STAT_WORDS {
             self.store(slab, SLAB_STATS + i * 8, 0);
         }
         self.store(slab, 0, 0);
@@ -141,7 +143,7 @@ impl Slabs {
 
     /// What a client says of itself.
     pub fn counters(&self, slab: u16) -> ClientCounters {
-        let mut words = [0; STATS];
+        let mut words = [0; STAT_WORDS];
         self.load(slab.into(), SLAB_STATS, &mut words);
         let [
             loads,

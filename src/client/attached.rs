@@ -15,24 +15,19 @@ use crate::cache::slabs::SLAB_BYTES;
 use crate::cache::{DomainShape, GroupShape, LookupRequest, RetrieveAnswer};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
+use crate::pool::EpochReader;
 use crate::shm::atfork::ForkClosedFd;
 use crate::shm::lock::try_lock_byte;
 use crate::shm::{Mapping, ReadOnly, ReadWrite, ShmError};
 use crate::sync::shared::Ordering;
 use crate::wire::{self, GroupKind, RegionKind};
 
-/// Offset of the first epoch word, and of the boot word, in the epochs region.
-const AT_EPOCHS: usize = 4096;
-const AT_BOOT_WORD: usize = 64;
-const AT_EPOCHS_MAGIC: usize = 0;
-const EPOCHS_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRE1");
-
 /// Mappings go before the lock does.
 #[derive(Debug)]
 pub(super) struct Attached {
     index: Mapping<ReadOnly>,
     layout: IndexLayout,
-    epochs: Mapping<ReadOnly>,
+    epochs: EpochReader<ReadOnly>,
     slab: Arc<Mapping<ReadWrite>>,
     pins: Mutex<PinWords>,
     /// Of domains in which all ranks have registered.
@@ -52,17 +47,13 @@ impl Attached {
             .ok_or_else(|| ClientError::unavailable("the index is not one that this version reads"))?;
         let (at, fd) = regions.take(RegionKind::Epochs)?;
         let epochs = Mapping::<ReadOnly>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?);
-        let epochs = epochs.map_err(failed)?;
-        let magic = epochs.atomic_u64(AT_EPOCHS_MAGIC).map_err(failed)?.load_acquire();
-        if magic != EPOCHS_MAGIC {
+        let epochs = EpochReader::new(epochs.map_err(failed)?).ok_or_else(|| {
+            ClientError::unavailable("the epochs region is not one that this version reads")
+        })?;
+        if epochs.frames() != layout.frames() {
+            let (epochs, frames) = (epochs.frames(), layout.frames());
             return Err(ClientError::unavailable(format!(
-                "the epochs region starts with {magic:#018x}"
-            )));
-        }
-        if epochs.len() < AT_EPOCHS + layout.frames() as usize * 8 {
-            let (bytes, frames) = (epochs.len(), layout.frames());
-            return Err(ClientError::unavailable(format!(
-                "{bytes} bytes of epochs for {frames} frames"
+                "epochs of {epochs} frames beside an index of {frames}"
             )));
         }
         let (at, fd) = regions.take(RegionKind::PinSlab)?;
@@ -104,13 +95,11 @@ impl Attached {
 
     /// The incarnation that owns a frame now; 0 for none.
     pub(super) fn epoch(&self, frame: u32) -> u64 {
-        let word = self.epochs.atomic_u64(AT_EPOCHS + 8 * frame as usize);
-        word.map_or(0, |word| word.load_relaxed())
+        self.epochs.epoch(frame)
     }
 
     pub(super) fn boot_unchanged(&self) -> bool {
-        let word = self.epochs.atomic_u64(AT_BOOT_WORD);
-        word.is_ok_and(|word| word.load_relaxed() == self.boot_seq)
+        self.epochs.boot() == self.boot_seq
     }
 
     /// Counts in a statistics word.

@@ -1,10 +1,8 @@
 //! What a client counts, for its own process and for the statistics words of its slab.
 
 use super::populate::Populated;
+use crate::cache::slabs::{SLAB_STATS, STAT_WORDS};
 use crate::sync::shared::{AtomicU64, Ordering};
-
-/// First statistics word of a pin slab (docs/shm-layout.md, "Pin arena").
-const AT_STATISTICS: usize = 192;
 
 /// A counter and its place among the statistics words, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,12 +32,12 @@ impl Stat {
     /// Where the counter is in the slab.
     pub(super) fn slab_offset(self) -> Option<usize> {
         let index = self as usize;
-        (index < REPORTED.len()).then(|| AT_STATISTICS + 8 * index)
+        (index < REPORTED.len()).then(|| SLAB_STATS + 8 * index)
     }
 }
 
-/// Counters that have a place in the slab, in its order.
-const REPORTED: [Stat; 13] = [
+/// Counters that have a place in the slab, in its order (docs/shm-layout.md, "Pin arena").
+const REPORTED: [Stat; STAT_WORDS] = [
     Stat::Loads,
     Stat::LoadedBytes,
     Stat::FailedLoads,

@@ -88,6 +88,11 @@ impl<A: Access> EpochReader<A> {
         (fits && known).then_some(Self { mapping, frames })
     }
 
+    /// Frames of the pool.
+    pub fn frames(&self) -> u32 {
+        self.frames
+    }
+
     /// The boot word now (relaxed: the reader's fences order it).
     pub fn boot(&self) -> u64 {
         self.mapping
@@ -128,7 +133,7 @@ mod tests {
         let mapping =
             Mapping::<crate::shm::ReadOnly>::map_foreign(fd.as_fd(), epochs.bytes() as usize).unwrap();
         let reader = EpochReader::new(mapping).unwrap();
-        assert_eq!(reader.boot(), 7);
+        assert_eq!((reader.boot(), reader.frames()), (7, 10));
         let seen: Vec<u64> = (0..12).map(|f| reader.epoch(f)).collect();
         assert_eq!(seen, [0, 0, 55, 55, 55, 0, 0, 0, 0, 55, 0, 0]);
         assert_eq!(epochs.of(3), 55);
