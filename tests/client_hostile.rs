@@ -315,6 +315,52 @@ fn a_hello_that_is_wrong_leaves_the_client_degraded_until_it_is_right() {
     }
 }
 
+/// A server that is stopping is one that is not there yet: what was asked of it the next one is asked, and soon.
+#[test]
+fn a_server_that_is_stopping_is_away() {
+    let shape = Shape::plain(64, 0);
+    let stages: [fn(&Request) -> bool; 4] = [
+        |request| matches!(request, Request::Hello(_)),
+        |request| matches!(request, Request::Attach),
+        |request| matches!(request, Request::Negotiate(_)),
+        |request| matches!(request, Request::RegisterKvCache(_)),
+    ];
+    let stopping = || {
+        let error = WireError::new(ErrorCode::Draining, "the server is stopping", []);
+        plain(Reply::Error(error))
+    };
+    for (stage, stops) in stages.into_iter().enumerate() {
+        let fake = Fake::new(move |request, _| stops(request).then(stopping));
+        let mut config = ClientConfig::new(fake.socket(), PeerKind::Worker, "test", [1; 16]);
+        config.deadline = WATCHDOG;
+        config.heartbeat = 100 * WATCHDOG; // too late to help
+        let client = Client::new(config).unwrap();
+        let negotiated = client.negotiate(shape.negotiation()).map(drop);
+        let registered = client.register(shape.registration()).map(drop);
+        assert_eq!(negotiated.is_ok(), stage == 3, "{negotiated:?}");
+        for result in [negotiated, registered] {
+            let error = result.err().map(|error| (error.kind(), error.to_string()));
+            let stopping = error
+                .as_ref()
+                .is_none_or(|(kind, text)| kind == "Unavailable" && text.contains("is stopping"));
+            assert!(stopping, "stage {stage}: {error:?}");
+        }
+        assert!(!client.is_healthy());
+        fake.set(|_, _| None);
+        eventually("the next server", || client.is_healthy());
+        assert_eq!(client.chunk_size(), Some(CHUNK as u64));
+        let seed = client.domain_seed().unwrap();
+
+        // And one that begins to stop while it is used.
+        fake.set(move |request, _| matches!(request, Request::Lookup(_)).then(stopping));
+        let question = lookup(seed, &chain(seed, CHUNK + 1, 1), 1, 16);
+        let before = client.stats().reconnects;
+        assert!(client.lookup(question).unwrap().degraded);
+        eventually("the server after it", || client.is_healthy());
+        assert_eq!(client.stats().reconnects, before + 1);
+    }
+}
+
 #[test]
 fn a_reply_that_is_wrong_drops_the_connection_and_not_the_engine() {
     let shape = Shape::plain(64, 0);

@@ -188,6 +188,54 @@ fn an_engine_may_start_before_its_server() {
     assert_serves(&place, &engine, 1);
 }
 
+/// Engines whose first words wait at a server when it is told to stop. It answers some, refuses some and cuts some off, as
+/// the signal and the words are taken up; none of them is an error to the engine, and all use the next server.
+#[test]
+fn engines_that_start_while_a_server_stops_use_the_next_one() {
+    const ENGINES: u8 = 6;
+    let mut place = Place::with_server();
+    let shape = Shape::plain(64, 0);
+    for round in 0..5 {
+        place.signal(Signal::SIGSTOP);
+        let start = |number: u8| {
+            // A heartbeat that is too late to help.
+            let engine = Engine::unregistered(&place, &shape, 1 + number, DEADLINE, 100 * WATCHDOG);
+            let asked = [
+                engine.client.negotiate(shape.negotiation()).map(drop),
+                engine.client.register(shape.registration()).map(drop),
+            ];
+            (engine, asked)
+        };
+        let started: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..ENGINES)
+                .map(|number| scope.spawn(move || start(number)))
+                .collect();
+            // Most have said hello by then; the others find the server gone, which is as good a case.
+            std::thread::sleep(Duration::from_millis(20 * round));
+            place.signal(Signal::SIGTERM);
+            place.signal(Signal::SIGCONT);
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        place.wait_end();
+        place.start();
+        for (engine, asked) in &started {
+            for result in asked {
+                assert!(
+                    matches!(result, Ok(()) | Err(ClientError::Unavailable { .. })),
+                    "{result:?}"
+                );
+                if let Err(error) = result {
+                    eprintln!("round {round}: {error}");
+                }
+            }
+            eventually("the next server", || engine.client.is_healthy());
+            assert_eq!(engine.client.chunk_size(), Some(64));
+            assert!(engine.client.domain_seed().is_some());
+        }
+        assert_serves(&place, &started[0].0, round as u32 + 1);
+    }
+}
+
 #[test]
 fn a_server_with_another_chunk_size_is_not_used() {
     let mut place = Place::with_server();

@@ -8,9 +8,7 @@ use super::stats::Stat;
 use super::{ClientError, Maps};
 use crate::cache::{self, LookupRequest, Tail, TailList};
 use crate::keys::ChunkKey;
-use crate::wire::{
-    ErrorCode, LoadItem, Lookup, LookupReply, MAX_KEYS, ObjectId, Reply, Request, TailKey, WireError,
-};
+use crate::wire::{LoadItem, Lookup, LookupReply, MAX_KEYS, ObjectId, Reply, Request, TailKey};
 
 /// A pin: what it holds stays in the pool until it is released. It belongs to one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,16 +55,8 @@ impl Core {
     ) -> Result<(Reply, Arc<Session>), ClientError> {
         let deadline = self.deadline();
         let mut link = self.acquire(session, deadline)?;
-        match link.call(request, deadline) {
-            Ok(reply) => Ok((reply, Arc::clone(link.session()))),
-            // A server that is going away is one that is away.
-            Err(ClientError::Refused(WireError {
-                code: ErrorCode::Draining,
-                message,
-                ..
-            })) => Err(ClientError::unavailable(message)),
-            Err(error) => Err(error),
-        }
+        let reply = link.call(request, deadline)?;
+        Ok((reply, Arc::clone(link.session())))
     }
 
     /// Drops a connection whose reply does not answer the request.

@@ -14,7 +14,9 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 
 use super::ClientError;
 use crate::shm::fdpass::{recv_with_fds, send_with_fds};
-use crate::wire::{Encoder, FrameReader, MAX_FDS_PER_FRAME, Reply, Request, WireError, decode_reply};
+use crate::wire::{
+    Encoder, ErrorCode, FrameReader, MAX_FDS_PER_FRAME, Reply, Request, WireError, decode_reply,
+};
 
 /// How an exchange failed.
 #[derive(Debug)]
@@ -90,6 +92,9 @@ impl Connection {
         self.send(id, request, deadline)?;
         match self.reply_to(id, deadline)? {
             Reply::Error(error) if error.code.closes_connection() => Err(broken("the server refused", error)),
+            // A server that is going away is one that is away: it closes the connection next, and nothing that it would
+            // still take outlives it.
+            Reply::Error(error) if error.code == ErrorCode::Draining => Err(CallError::Broken(error.message)),
             Reply::Error(error) => Err(CallError::Refused(error)),
             reply => Ok(reply),
         }

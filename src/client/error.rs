@@ -2,13 +2,13 @@
 
 use crate::copy::CopyError;
 use crate::keys::KeyError;
-use crate::wire::{ErrorCode, WireError};
+use crate::wire::WireError;
 
 /// A refusal. Nothing was copied, stored or pinned by the call that returns it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// No server, or none that answered in time. The client repairs itself; carry on without the cache.
+    /// No server, one that is stopping, or none that answered in time. The client repairs itself; carry on without the cache.
     #[error("the Kvasir server is not available: {reason}")]
     Unavailable {
         /// What was tried and how it failed.
@@ -145,15 +145,6 @@ impl ClientError {
     pub(super) fn layout(reason: impl ToString) -> Self {
         Self::InvalidLayout {
             reason: reason.to_string(),
-        }
-    }
-
-    /// Whether there is no server to speak with: none, one that does not answer, or one that is going away.
-    pub(super) fn is_away(&self) -> bool {
-        match self {
-            Self::Unavailable { .. } => true,
-            Self::Refused(error) => error.code == ErrorCode::Draining,
-            _ => false,
         }
     }
 

@@ -38,10 +38,9 @@ pub(super) fn run(core: &Arc<Core>) {
             continue;
         };
         // Nobody answers: soon again. Somebody answers no: it will take a person or a restart to change that.
-        let pause = if error.is_away() {
-            retry
-        } else {
-            core.config.heartbeat
+        let pause = match error {
+            ClientError::Unavailable { .. } => retry,
+            _ => core.config.heartbeat,
         };
         retry = (retry * 2).min(LAST_RETRY);
         core.attempt_failed(error);

@@ -124,6 +124,12 @@ impl Place {
         child.wait().unwrap();
     }
 
+    /// Waits for the end of a server that was told to stop.
+    pub fn wait_end(&mut self) {
+        let status = self.server.take().expect("a server runs here").wait().unwrap();
+        assert!(status.success(), "{status}:\n{}", self.log());
+    }
+
     /// A client without any geometry.
     pub fn tool(&self) -> Client {
         let mut config = ClientConfig::new(self.socket(), PeerKind::Tool, "test tool", [0; 16]);
