@@ -119,8 +119,13 @@ const TRAPS: &[Trap] = &[
     ("refused", "kv_role", "\"both\"", |e| {
         set(e, "/kv_transfer_config/kv_role", json!("both"))
     }),
-    ("silent", "kv_role", "\"kv_producer\"", |e| {
-        set(e, "/kv_transfer_config/kv_role", json!("kv_producer"))
+    ("note", "kv_role", "stores and loads nothing", |e| {
+        set(e, "/kv_transfer_config/kv_role", json!("kv_producer"));
+        // Of no concern to whoever loads nothing.
+        set(e, "/kv_transfer_config/kv_load_failure_policy", json!("fail"));
+    }),
+    ("note", "kv_role", "loads and stores nothing", |e| {
+        set(e, "/kv_transfer_config/kv_role", json!("kv_consumer"))
     }),
     ("silent", "load_failure_policy", "loads nothing", |e| {
         remove(e, "/kv_transfer_config/kv_load_failure_policy")
@@ -411,4 +416,51 @@ fn of_two_connectors_the_outer_policy_counts_too() {
         "{}",
         output.stdout
     );
+}
+
+#[test]
+fn a_consumer_under_the_default_policy_does_nothing_at_all() {
+    let server = ServerProcess::start();
+    let mut engine = sound(server.socket());
+    set(&mut engine, "/kv_transfer_config/kv_role", json!("kv_consumer"));
+    remove(&mut engine, "/kv_transfer_config/kv_load_failure_policy");
+    let output = examine(&engine);
+    let expected = [("silent", "load_failure_policy"), ("note", "kv_role")];
+    let expected = expected.map(|(severity, name)| (severity.to_owned(), name.to_owned()));
+    assert_eq!(output.findings(), expected);
+    assert!(
+        output.stdout.contains("stores nothing either"),
+        "{}",
+        output.stdout
+    );
+}
+
+#[test]
+fn of_two_connectors_the_outer_role_is_the_engines() {
+    let server = ServerProcess::start();
+    for (outer, own, severities) in [
+        ("kv_both", "kv_both", &["note"][..]),
+        ("kv_consumer", "kv_both", &["note"]),
+        ("kv_producer", "kv_both", &["silent", "note"]),
+        ("kv_producer", "kv_producer", &["note", "note"]),
+        ("kv_both", "kv_producer", &["note", "note"]),
+    ] {
+        let mut engine = sound(server.socket());
+        set(&mut engine, "/kv_transfer_config/kv_role", json!(own));
+        let child = engine["kv_transfer_config"].clone();
+        let multi = json!({"kv_connector": "MultiConnector", "kv_role": outer, "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"connectors": [child]}});
+        set(&mut engine, CONFIG, multi);
+        let output = examine(&engine);
+        let found: Vec<String> = output
+            .findings()
+            .into_iter()
+            .map(|(severity, _)| severity)
+            .collect();
+        assert_eq!(found, severities, "{outer}, {own}: {}", output.stdout);
+        assert_eq!(
+            output.stdout.contains("the outer kv_role"),
+            severities[0] == "silent"
+        );
+    }
 }

@@ -151,11 +151,12 @@ class Engine:
     def __init__(
         self, socket: str | Sequence[str], specs: Sequence[Any] = FULL_SPECS, name: str = "engine", ranks: int = 1,
         odd: Sequence[Any] | None = None, shape: Shape | None = None, rank_type: Callable[..., Any] = Rank,
-        **settings: Any,
+        role: str = "kv_both", policy: str = "recompute", **settings: Any,
     ) -> None:  # fmt: skip
         """`odd`: what the last rank has in place of `specs`. `ranks`: tensor-parallel ones, short for a `shape`.
 
-        `rank_type`: `Rank`, or what has a rank run elsewhere.
+        `role` and `policy`: the engine's `kv_role` and `kv_load_failure_policy`. `rank_type`: `Rank`, or what has a
+        rank run elsewhere.
         """
         shape = shape or Shape(ranks)
         extra = {
@@ -165,7 +166,7 @@ class Engine:
         self.kv_config = kv_config(specs, shape)
         self.geometry = geometries.resolve(self.kv_config, shape.dcp)
         span = max(span for _, span in self.geometry.spans)
-        self.config = config = functools.partial(_config, name, extra, span, shape)
+        self.config = config = functools.partial(_config, name, extra, (role, policy), span, shape)
         self.ranks = [
             rank_type(config(rank), kv_config(specs, shape), rank, shape.held(rank, specs))
             for rank in range(shape.ranks)
@@ -440,11 +441,14 @@ def _first_needed(kind: str, window: int, span: int, total: int) -> int:
     return max(total - window + 1, 0) // span
 
 
-def _config(name: str, extra: Mapping[str, Any], block_size: int, shape: Shape, rank: int) -> Any:
+def _config(
+    name: str, extra: Mapping[str, Any], transfer: tuple[str, str], block_size: int, shape: Shape, rank: int
+) -> Any:
     space = types.SimpleNamespace
+    role, policy = transfer
     return space(
         kv_transfer_config=space(
-            kv_connector_extra_config=dict(extra), engine_id=name, kv_load_failure_policy="recompute"
+            kv_connector_extra_config=dict(extra), engine_id=name, kv_role=role, kv_load_failure_policy=policy
         ),
         parallel_config=space(
             rank=rank, tensor_parallel_size=shape.tp, pipeline_parallel_size=shape.pp,

@@ -143,6 +143,11 @@ def test_settings_have_defaults_and_refuse_what_they_do_not_know(monkeypatch: py
             read(wrong)
     monkeypatch.setenv("KVASIR_SOCKET", "/b")
     assert read({}).sockets == ("/b",)
+    roles = {role: (read({}, role).stores, read({}, role).loads) for role in ("kv_both", "kv_producer", "kv_consumer")}
+    assert roles == {"kv_both": (True, True), "kv_producer": (True, False), "kv_consumer": (False, True)}
+    for wrong in ("both", "", None):
+        with pytest.raises(ValueError, match="kv_role.*kv_both, kv_producer, kv_consumer"):
+            read({}, wrong)  # type: ignore[arg-type]  # what a configuration may hold
 
 
 @pytest.mark.parametrize(

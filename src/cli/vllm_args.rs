@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use super::output::{fail, print};
@@ -15,9 +15,36 @@ pub(super) struct VllmArgs {
     /// Path of the server's socket [default: as for serve]
     #[arg(long, value_name = "PATH", env = "KVASIR_SOCKET")]
     socket: Option<PathBuf>,
+    /// What the engine does with the cache
+    #[arg(long, value_name = "ROLE", value_enum, default_value_t = Role::Both)]
+    role: Role,
     /// Another setting of the connector, e.g. store=prompt; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
+}
+
+/// vLLM's `kv_role`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Role {
+    /// Stores and loads
+    #[value(name = "kv_both")]
+    Both,
+    /// Stores, never loads
+    #[value(name = "kv_producer")]
+    Producer,
+    /// Loads, never stores
+    #[value(name = "kv_consumer")]
+    Consumer,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Both => "kv_both",
+            Self::Producer => "kv_producer",
+            Self::Consumer => "kv_consumer",
+        }
+    }
 }
 
 pub(super) fn run(args: &VllmArgs) -> ExitCode {
@@ -48,7 +75,7 @@ fn document(args: &VllmArgs) -> Result<Value, String> {
     Ok(json!({
         "kv_connector": "KvasirConnector",
         "kv_connector_module_path": "kvasir.vllm",
-        "kv_role": "kv_both",
+        "kv_role": args.role.name(),
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": extra,
     }))
@@ -126,6 +153,7 @@ mod tests {
     fn args(settings: &[&str]) -> VllmArgs {
         VllmArgs {
             socket: Some("/run/k.sock".into()),
+            role: Role::Both,
             settings: settings.iter().map(ToString::to_string).collect(),
         }
     }
@@ -145,6 +173,23 @@ mod tests {
             },
         });
         assert_eq!(document, expected);
+    }
+
+    #[test]
+    fn every_role_is_one_that_the_connector_knows() {
+        let source = include_str!("../../python/kvasir/vllm/settings.py");
+        let (_, roles) = source.split_once("\n_ROLES = {").unwrap();
+        let (roles, _) = roles.split_once("}\n").unwrap();
+        for role in Role::value_variants() {
+            let args = VllmArgs {
+                role: *role,
+                ..args(&[])
+            };
+            let name = document(&args).unwrap()["kv_role"].as_str().unwrap().to_owned();
+            assert_eq!(role.to_possible_value().unwrap().get_name(), name);
+            assert!(roles.contains(&format!("\"{name}\":")), "{name}");
+        }
+        assert_eq!(roles.matches("\": (").count(), Role::value_variants().len());
     }
 
     #[test]
@@ -232,6 +277,7 @@ mod tests {
     fn a_socket_path_has_to_fit_its_address() {
         let path = |bytes: usize| format!("/{}", "s".repeat(bytes - 1));
         let named = |bytes| VllmArgs {
+            role: Role::Both,
             socket: Some(path(bytes).into()),
             settings: Vec::new(),
         };

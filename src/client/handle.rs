@@ -128,12 +128,14 @@ impl Client {
                     self.core.degrade(&session, &error.to_string());
                 }
                 let registered = registered?;
-                let seed = registered.seed;
+                let (seed, stores) = (registered.seed, registered.request.stores);
                 self.core.remember(|wanted| {
                     wanted.register = Some(request);
                     wanted.registered = Some(Arc::new(registered));
                 });
-                self.first_credit();
+                if stores {
+                    self.first_credit();
+                }
                 return Ok(seed);
             }
             Err(ClientError::Unavailable { .. }) => {}

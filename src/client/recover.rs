@@ -86,8 +86,8 @@ fn attempt(core: &Core) -> Result<(), ClientError> {
         let mut wanted = core.wanted();
         negotiate(core, &mut connection, &mut wanted)?;
         register(core, &mut connection, &mut wanted)?;
-        if wanted.registered.is_some() && core.config.kind == PeerKind::Worker && session.credit_bytes() == 0
-        {
+        let stores = wanted.registered.as_ref().is_some_and(|own| own.request.stores);
+        if stores && core.config.kind == PeerKind::Worker && session.credit_bytes() == 0 {
             take_credit(core, &mut connection, &session, core.config.credit_bytes)?;
         }
         match core.install(connection, session, &wanted) {

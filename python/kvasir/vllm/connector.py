@@ -96,7 +96,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         scheduling = role == KVConnectorRole.SCHEDULER
         self._notes = Notes(logger, "scheduler" if scheduling else f"worker {vllm_config.parallel_config.rank}")
-        self._settings = Settings.from_extra(self._kv_transfer_config.kv_connector_extra_config)
+        transfer = self._kv_transfer_config
+        self._settings = Settings.from_extra(transfer.kv_connector_extra_config, transfer.kv_role)
         self._dcp = vllm_config.parallel_config.decode_context_parallel_size
         self._geometry = geometries.resolve(kv_cache_config, self._dcp)
         for number, text in enumerate(self._geometry.warnings):
@@ -112,7 +113,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         self._shards = geometries.shards(
             kv_cache_config, self._geometry, parallel.tensor_parallel_size, parallel.decode_context_parallel_size
         )
-        rank = worker.rank_of(parallel, self._shards, len(self._sockets))
+        rank = worker.rank_of(parallel, self._shards, len(self._sockets), self._settings.stores)
         clients = [self._connect(socket) for socket in (self._sockets if scheduling else [self._sockets[rank.server]])]
         self._client: Client | Fleet = clients[0]
         if len(clients) > 1:
@@ -180,13 +181,21 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         return identity.binding_domain(self._vllm_config, weights, (span for _, span in self._geometry.spans))
 
     def _serves_loads(self) -> bool:
-        policy = self._kv_transfer_config.kv_load_failure_policy
+        """Whether lookups may answer anything but 0; why not, if not, is said once."""
+        transfer, settings = self._kv_transfer_config, self._settings
+        if not settings.loads:
+            self._notes.info("role", f"stores only, loads nothing: kv_role is {transfer.kv_role!r}")
+            return False
+        if not settings.stores:
+            self._notes.info("role", f"loads only, stores nothing: kv_role is {transfer.kv_role!r}")
+        policy = transfer.kv_load_failure_policy
         if policy == "recompute":
             return True
+        what = "stores only, loads nothing" if settings.stores else "neither stores nor loads anything"
         self._notes.warn(
             "policy",
-            f"stores only, loads nothing: kv_load_failure_policy is {policy!r}, under which a load that fails would fail "
-            "its request. Set it to \"recompute\"; `kvasir vllm-args` prints the configuration to use",
+            f"{what}: kv_load_failure_policy is {policy!r}, under which a load that fails would fail its request. "
+            "Set it to \"recompute\"; `kvasir vllm-args` prints the configuration to use",
         )
         return False
 

@@ -142,6 +142,7 @@ class SchedulerRole:
         state = self._states.get(request.request_id)
         if state is None:
             state = RequestState(request, next(self._sessions), self._group_count)
+            state.no_store = state.no_store or not self._settings.stores
             self._states[request.request_id] = state
             for name, text in odd_switches(request):
                 self._notes.warn(f"switch {name}", text)

@@ -1,4 +1,4 @@
-"""The connector's settings: the `kvasir.*` keys of `kv_connector_extra_config`."""
+"""The connector's settings: `kv_role`, and the `kvasir.*` keys of `kv_connector_extra_config`."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ def _sockets(key: str, value: Any) -> tuple[str, ...]:
     return sockets
 
 
+# kv_role: (stores, loads)
+_ROLES = {"kv_both": (True, True), "kv_producer": (True, False), "kv_consumer": (False, True)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """How one engine uses Kvasir."""
@@ -73,6 +77,11 @@ class Settings:
     """Pool space that a worker holds ready for its next stores."""
     checksums: bool = True
     """Sum what is stored, and fail loads whose bytes are not those that were stored."""
+    stores: bool = True
+    """Its role has it store what it computes."""
+    loads: bool = True
+    """Its role has it load what is stored. A producer must not: the engine then returns blocks to its pool that a step
+    under way may still write, and what was loaded into them would be overwritten."""
 
     @property
     def where(self) -> str:
@@ -80,13 +89,17 @@ class Settings:
         return ", ".join(self.sockets)
 
     @classmethod
-    def from_extra(cls, extra: Mapping[str, Any]) -> Settings:
+    def from_extra(cls, extra: Mapping[str, Any], kv_role: str = "kv_both") -> Settings:
         """Reads the engine's extra configuration; keys of other prefixes are not ours and are left alone."""
+        if kv_role not in _ROLES:
+            raise ValueError(f"kv_role is {kv_role!r}; it has to be one of {', '.join(_ROLES)}")
+        stores, loads = _ROLES[kv_role]
         own = {key: value for key, value in extra.items() if key.startswith(PREFIX)}
         unknown = sorted(set(own) - set(_KEYS))
         if unknown:
             raise ValueError(f"unknown settings {', '.join(unknown)}; known are {', '.join(sorted(_KEYS))}")
         values = {field: read(key, own[key]) for key, (field, read) in _KEYS.items() if own.get(key) is not None}
+        values |= {"stores": stores, "loads": loads}
         if "sockets" not in values:
             socket = os.environ.get("KVASIR_SOCKET")
             if not socket:

@@ -32,7 +32,7 @@ class Part:
     """The one that it reads and writes."""
     parts: int
     stores: bool
-    """False where a lower rank of the same server holds the same bytes and stores them."""
+    """False where a lower rank of the same server holds the same bytes and stores them, and for a consumer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +294,9 @@ def server_of(rank: int, world_size: int, servers: int) -> int:
     return rank * servers // world_size
 
 
-def rank_of(parallel_config: Any, shards: Sequence[Sequence[int]], servers: int = 1) -> Rank:
+def rank_of(
+    parallel_config: Any, shards: Sequence[Sequence[int]], servers: int = 1, stores: bool = True
+) -> Rank:
     """Which part of each object group's objects a worker holds: one per pipeline stage and distinct shard of the group.
 
     Ranks and parts are counted among the workers of one server, each of which keeps whole objects of those parts.
@@ -309,7 +311,7 @@ def rank_of(parallel_config: Any, shards: Sequence[Sequence[int]], servers: int 
         held = {rank: (rank // tp, ranks[rank % tp]) for rank in peers}
         parts = sorted(set(held.values()))
         lowest = min(rank for rank in peers if held[rank] == held[own])
-        groups.append(Part(parts.index(held[own]), len(parts), stores=lowest == own))
+        groups.append(Part(parts.index(held[own]), len(parts), stores and lowest == own))
     return Rank(peers.index(own), len(peers), tuple(groups), server)
 
 

@@ -66,8 +66,18 @@ pub(super) fn check(engine: &Engine<'_>, given: Option<PathBuf>, report: &mut Re
             "a MultiConnector makes every other connector of the list store too, and loads each request from one of \
              them only; Kvasir has not been run in one",
         );
-        check_transfer_config(config, "a load that fails fails its request", report);
-        check_transfer_config(own, STORES_ONLY, report);
+        let outer = check_transfer_config(config, report);
+        let role = check_transfer_config(own, report);
+        check_policy(config, "a load that fails fails its request", report);
+        check_own_policy(own, role, report);
+        if outer == Some(Role::Producer) && matches!(role, Some(Role::Both | Role::Consumer)) {
+            report.silent(
+                "kv_role",
+                "the outer kv_role is \"kv_producer\" while Kvasir's own lets it load: vLLM goes by the outer one and \
+                 reuses blocks that a running step still writes, so what is loaded into them may be overwritten; set \
+                 the outer one to \"kv_both\"",
+            );
+        }
         check_module(own, report);
         return check_extra(own, given, report);
     }
@@ -75,7 +85,8 @@ pub(super) fn check(engine: &Engine<'_>, given: Option<PathBuf>, report: &mut Re
         other_connector(&format!("kv_connector is {}, which is not", shown(name)), report);
         return fallback(given);
     }
-    check_transfer_config(config, STORES_ONLY, report);
+    let role = check_transfer_config(config, report);
+    check_own_policy(config, role, report);
     check_module(config, report);
     check_extra(config, given, report)
 }
@@ -97,11 +108,17 @@ fn own_child(config: &Map<String, Value>) -> Option<&Map<String, Value>> {
         .find(|child| child.get("kv_connector").is_some_and(|name| name == CONNECTOR))
 }
 
-const STORES_ONLY: &str = "Kvasir stores and loads nothing";
+/// What `kv_role` leaves Kvasir to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Both,
+    Producer,
+    Consumer,
+}
 
-/// What vLLM makes of a configuration, whichever connector it names. An engine with several has several of them, and
-/// the policy of each counts: the outer one is the engine's, the inner one Kvasir's. `failing` is what "fail" leads to.
-fn check_transfer_config(config: &Map<String, Value>, failing: &str, report: &mut Report) {
+/// What vLLM makes of a configuration, whichever connector it names, and its role. An engine with several connectors has
+/// several of them: the outer one is the engine's, the inner one Kvasir's.
+fn check_transfer_config(config: &Map<String, Value>, report: &mut Report) -> Option<Role> {
     let unknown: Vec<String> = config
         .keys()
         .filter(|key| !TRANSFER_FIELDS.contains(&key.as_str()))
@@ -117,7 +134,48 @@ fn check_transfer_config(config: &Map<String, Value>, failing: &str, report: &mu
             ),
         );
     }
-    check_role(config.get("kv_role").unwrap_or(&Value::Null), report);
+    let role = config.get("kv_role").unwrap_or(&Value::Null);
+    match role.as_str() {
+        Some("kv_both") => Some(Role::Both),
+        Some("kv_producer") => Some(Role::Producer),
+        Some("kv_consumer") => Some(Role::Consumer),
+        _ => {
+            report.refused(
+                "kv_role",
+                format_args!(
+                    "kv_role is {}, and vLLM starts no connector without a role that it knows; set it to \"kv_both\"",
+                    shown(role)
+                ),
+            );
+            None
+        }
+    }
+}
+
+/// Kvasir's own role and failure policy.
+fn check_own_policy(config: &Map<String, Value>, role: Option<Role>, report: &mut Report) {
+    match role {
+        Some(Role::Producer) => report.note(
+            "kv_role",
+            "kv_role is \"kv_producer\": Kvasir stores and loads nothing; \"kv_both\" does both",
+        ),
+        Some(Role::Consumer) => {
+            report.note(
+                "kv_role",
+                "kv_role is \"kv_consumer\": Kvasir loads and stores nothing; \"kv_both\" does both",
+            );
+            check_policy(
+                config,
+                "Kvasir loads nothing, and as a consumer stores nothing either",
+                report,
+            );
+        }
+        Some(Role::Both) | None => check_policy(config, "Kvasir stores and loads nothing", report),
+    }
+}
+
+/// The policy for loads that fail; `failing` is what "fail" leads to.
+fn check_policy(config: &Map<String, Value>, failing: &str, report: &mut Report) {
     match config.get("kv_load_failure_policy") {
         Some(policy) if policy == "recompute" => {}
         None => report.silent(
@@ -136,28 +194,6 @@ fn check_transfer_config(config: &Map<String, Value>, failing: &str, report: &mu
             format_args!(
                 "kv_load_failure_policy is {}; vLLM knows \"recompute\" and \"fail\", set \"recompute\"",
                 shown(policy)
-            ),
-        ),
-    }
-}
-
-fn check_role(role: &Value, report: &mut Report) {
-    match role.as_str() {
-        Some("kv_both") => {}
-        Some("kv_producer" | "kv_consumer") => report.silent(
-            "kv_role",
-            format_args!(
-                "kv_role is {}, but Kvasir stores and loads whatever the role says, and vLLM then leaves out what the \
-                 other half needs (with kv_producer it reuses blocks that a running step still writes, with \
-                 kv_consumer it offers no partial tails); set it to \"kv_both\"",
-                shown(role)
-            ),
-        ),
-        _ => report.refused(
-            "kv_role",
-            format_args!(
-                "kv_role is {}, and vLLM starts no connector without a role that it knows; set it to \"kv_both\"",
-                shown(role)
             ),
         ),
     }
