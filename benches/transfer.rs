@@ -267,6 +267,7 @@ fn registration(layers: u64, blocks: u64) -> RegisterKvCache {
         blocks,
         payload_path: PayloadPath::ShmDirect,
         stores: true,
+        copy_path: String::new(),
     }
 }
 

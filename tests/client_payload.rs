@@ -9,6 +9,7 @@ use kvasir::client::{
     ClientConfig, ClientError, KvGroupPages, LayerPages, LoadRequest, ObjectGroupPages, Pin, StoreOutcome,
     StoreRequest, Ticket,
 };
+use kvasir::copy::CopyEngine;
 use kvasir::wire::{ErrorCode, GroupKind, ObjectId, PeerKind};
 
 /// Rows of one page per token: latent attention, single bytes, odd sizes, more than a page of memory.
@@ -84,6 +85,13 @@ fn rows_of_any_size_come_back_in_other_blocks() {
             assert_eq!(
                 client["payload_path"], "shm-direct",
                 "row {row}: one path for every size"
+            );
+            let registered = &client["registered"];
+            assert_eq!(registered["copy_path"], CopyEngine::detect().path().name());
+            assert_eq!(
+                registered["groups"][0]["chunk_bytes"],
+                2 * row * CHUNK as u64,
+                "two layers, as they are, whatever the size of a row"
             );
         }
     }

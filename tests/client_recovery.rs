@@ -362,6 +362,42 @@ fn kill_at_random_points_leaves_the_engine_alive_and_its_bytes_right() {
     eprintln!("{kills} kills, {} blocks loaded", loaded.load(Ordering::Relaxed));
 }
 
+/// Neither at its first server nor at the next one.
+#[test]
+fn a_rank_that_stores_nothing_holds_no_space() {
+    let mut place = Place::with_server();
+    let shape = Shape::plain(64, 0);
+    let reader = Engine::unregistered(&place, &shape, 1, DEADLINE, HEARTBEAT);
+    eventually("the first connection", || reader.client.is_healthy());
+    reader.client.negotiate(shape.negotiation()).unwrap();
+    let mut registration = shape.registration();
+    registration.stores = false;
+    reader.client.register(registration).unwrap();
+    let writer = engine(&place);
+    let held = |place: &Place| {
+        let status = place.status();
+        let clients = status["clients"].as_array().unwrap();
+        let held = clients.iter().map(|client| {
+            let stores = client["registered"]["stores"].as_bool().unwrap();
+            (stores, client["granted"].as_u64().unwrap() > 0)
+        });
+        held.collect::<std::collections::BTreeSet<_>>()
+    };
+    let expected = std::collections::BTreeSet::from([(false, false), (true, true)]);
+    assert_eq!(held(&place), expected);
+    place.kill();
+    place.start();
+    place.wait_prefaulted();
+    eventually("recovery", || {
+        reader.client.is_healthy() && writer.client.is_healthy()
+    });
+    // A server that has nothing prefaulted yet grants nothing; the writer asks when it stores.
+    assert_serves(&place, &writer, 1);
+    assert_eq!(held(&place), expected);
+    let stats = reader.client.stats();
+    assert_eq!((stats.credit_bytes, stats.reconnects), (0, 1));
+}
+
 /// Granted space is the client's until it is gone, and comes back then: also when nothing was ever committed.
 #[test]
 fn space_of_a_client_that_left_comes_back() {

@@ -352,7 +352,28 @@ fn the_status_document_has_its_documented_shape() {
     );
     assert_eq!(status["clients"][0]["pid"], std::process::id());
     assert_eq!(status["clients"][0]["payload_path"], "shm-direct");
-    assert_eq!(status["clients"][0]["registered"]["model"], "test/model");
+    assert_eq!(
+        status["clients"][0]["registered"],
+        serde_json::json!({
+            "model": "test/model",
+            "rank": 0,
+            "world_size": 1,
+            "layers": 2,
+            "blocks": 100,
+            "stores": true,
+            "domain": worker.seed.unwrap().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
+            "copy_path": null,
+            "chunk_size": 256,
+            "groups": [{
+                "group": 0,
+                "kind": "full",
+                "parts": 1,
+                "part": 0,
+                "window_tokens": 0,
+                "chunk_bytes": CHUNK_BYTES,
+            }],
+        })
+    );
     assert_balanced(&status);
 
     let (code, table, _) = run(&["status", "--socket", socket], |_| {});
@@ -360,6 +381,74 @@ fn the_status_document_has_its_documented_shape() {
     for text in ["256 tokens, bound", "16.0 MiB", "shm-direct", "4 of 8 units hit"] {
         assert!(table.contains(text), "{table}");
     }
+}
+
+/// What moves over the payload path, and how, is shown as the rank has registered it, and no longer than that.
+#[test]
+fn a_registration_is_shown_with_its_copy_and_its_bytes() {
+    let server = ServerProcess::start();
+    let mut client = server.connect();
+    client.hello(true);
+    client.attach();
+    assert!(matches!(client.negotiate(ALIGNMENT), Reply::Negotiate(_)));
+    let group = |group, kind, window_tokens, unit_bytes| ObjectGroup {
+        group,
+        kind,
+        parts: 2,
+        part: 1,
+        window_tokens,
+        unit_bytes,
+    };
+    let request = RegisterKvCache {
+        rank: 1,
+        world_size: 2,
+        groups: vec![
+            group(0, GroupKind::Full, 0, 16384),
+            group(3, GroupKind::SlidingWindow, 128, 656),
+            group(7, GroupKind::Recurrent, 0, 4097),
+        ],
+        stores: false,
+        // Whatever a client calls it: text, and no escape sequence on the terminal.
+        copy_path: "portable\u{1b}[2J".into(),
+        ..registration()
+    };
+    assert!(matches!(
+        client.call(&Request::RegisterKvCache(request)),
+        Reply::Register(_)
+    ));
+    let socket = server.socket().to_str().unwrap();
+    let shown = || {
+        let (_, json, _) = run(&["status", "--json", "--socket", socket], |_| {});
+        let status: Value = serde_json::from_str(&json).unwrap();
+        let (_, table, _) = run(&["status", "--socket", socket], |_| {});
+        (status["clients"][0].clone(), table)
+    };
+    let (row, table) = shown();
+    assert_eq!(row["payload_path"], "shm-direct");
+    let registered = &row["registered"];
+    assert_eq!(
+        (&registered["copy_path"], &registered["stores"]),
+        (&"portable\u{1b}[2J".into(), &false.into())
+    );
+    let groups: Vec<_> = registered["groups"].as_array().unwrap().iter().collect();
+    let of = |name: &str| groups.iter().map(|group| group[name].clone()).collect::<Vec<_>>();
+    assert_eq!(of("group"), [0, 3, 7]);
+    assert_eq!(of("kind"), ["full", "sliding_window", "recurrent"]);
+    assert_eq!(of("window_tokens"), [0, 128, 0]);
+    assert_eq!(of("chunk_bytes"), [65536, 4 * 656, 4097]);
+    assert_eq!((of("parts"), of("part")), (vec![2.into(); 3], vec![1.into(); 3]));
+    let line = "test/model rank 1 of 2, reads only, copies by portable[2J; a chunk of 256 tokens: \
+                group 0 full 64.0 KiB (part 1 of 2), group 3 sliding_window 2.6 KiB (part 1 of 2), \
+                group 7 recurrent 4.0 KiB (part 1 of 2)";
+    assert!(table.contains(line), "{table}");
+
+    assert_eq!(client.call(&Request::UnregisterKvCache), Reply::Ack);
+    let (row, table) = shown();
+    assert_eq!(
+        (&row["registered"], &row["payload_path"]),
+        (&Value::Null, &"none".into())
+    );
+    assert!(!table.contains("test/model"), "{table}");
 }
 
 #[test]

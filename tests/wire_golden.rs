@@ -60,6 +60,7 @@ fn register() -> RegisterKvCache {
         blocks: 4096,
         payload_path: PayloadPath::ShmDirect,
         stores: false,
+        copy_path: String::new(),
     }
 }
 
@@ -185,6 +186,13 @@ fn requests() -> Vec<(&'static str, Request)> {
                 local_tokens: 0,
                 pin: true,
                 describe: true,
+            }),
+        ),
+        (
+            "register_kv_cache_copies",
+            Request::RegisterKvCache(RegisterKvCache {
+                copy_path: "avx2-8x64".into(),
+                ..register()
             }),
         ),
     ]

@@ -310,7 +310,7 @@ def pack_blocks(ids: list[int], first: int, end: int) -> tuple[bytes, list[int]]
     shorter; and which of them, counted from `first`, are null."""
 
 def copy_path() -> str:
-    """Which host copy is used on this CPU: "avx2-streaming" or "portable", for the log."""
+    """Which host copy is used on this CPU: "avx2-8x64" (strips, bytes of each in turn), "avx2-4x512" or "portable"."""
 
 def version() -> str: ...
 def testing_corrupt_pool(socket: str, seed: int | None = None, starts: list[bytes] | None = None) -> int:

@@ -140,6 +140,7 @@ impl Client {
             blocks,
             payload_path,
             stores,
+            copy_path: String::new(), // the client's own
         };
         let seed = detached(py, || self.client.register(request))?;
         Ok(bytes(py, &seed))

@@ -485,7 +485,7 @@ def test_weights_identity(tmp_path):
 
 def test_versions():
     assert kvasir.__version__ == kvasir.version()
-    assert kvasir.copy_path() in ("avx2-streaming", "portable")
+    assert kvasir.copy_path() in ("avx2-8x64", "avx2-4x512", "portable")
 
 
 def test_models_of_different_alignments_share_a_server_of_model_scope():

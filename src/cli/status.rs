@@ -277,8 +277,39 @@ fn table(status: &Value) -> String {
                 ""
             }
         );
+        if client["registered"].is_object() {
+            let _ = writeln!(text, "          {}", registration(&client["registered"]));
+        }
     }
     text
+}
+
+/// What a rank moves, and by which copy.
+fn registration(registered: &Value) -> String {
+    let groups = registered["groups"].as_array().map_or(&[][..], Vec::as_slice);
+    let group = |group: &Value| {
+        let part = match group["parts"].as_u64() {
+            None | Some(1) => String::new(),
+            Some(parts) => format!(" (part {} of {parts})", show(&group["part"])),
+        };
+        let (number, kind) = (show(&group["group"]), show(&group["kind"]));
+        format!("group {number} {kind} {}{part}", size(&group["chunk_bytes"]))
+    };
+    let groups: Vec<String> = groups.iter().map(group).collect();
+    format!(
+        "{} rank {} of {}{}, copies by {}; a chunk of {} tokens: {}",
+        show(&registered["model"]),
+        show(&registered["rank"]),
+        show(&registered["world_size"]),
+        if registered["stores"] == Value::Bool(false) {
+            ", reads only"
+        } else {
+            ""
+        },
+        show(&registered["copy_path"]),
+        show(&registered["chunk_size"]),
+        groups.join(", ")
+    )
 }
 
 fn show(value: &Value) -> String {

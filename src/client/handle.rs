@@ -10,9 +10,10 @@ use super::state::Core;
 use super::stats::Stat;
 use super::tickets::Tickets;
 use super::wanted::Wanted;
-use super::{ClientConfig, ClientError, ClientStats};
+use super::{ClientConfig, ClientError, ClientStats, Maps};
 use crate::cache::LookupRequest;
 use crate::control::{ControlView, Health};
+use crate::copy::CopyEngine;
 use crate::keys::ChunkKey;
 use crate::wire::{Lookup, Negotiate, NegotiateReply, PeerKind, RegisterKvCache, Reply, Request};
 
@@ -115,12 +116,15 @@ impl Client {
         })
     }
 
-    /// Registers this rank's KV caches and returns the seed of its keys. Remembered as [`Client::negotiate`] is.
+    /// Registers this rank's KV caches, with the copy that this client uses, and returns the seed of its keys. Remembered as [`Client::negotiate`] is.
     ///
     /// # Errors
     /// As [`Client::negotiate`]; [`ClientError::SeedMismatch`] when the two sides would never agree on a key.
-    pub fn register(&self, request: RegisterKvCache) -> Result<ChunkKey, ClientError> {
+    pub fn register(&self, mut request: RegisterKvCache) -> Result<ChunkKey, ClientError> {
         let deadline = self.core.deadline();
+        if self.core.config.maps == Maps::Pool {
+            request.copy_path = CopyEngine::detect().path().name().into();
+        }
         match self.core.call(None, &Request::RegisterKvCache(request.clone())) {
             Ok((reply, session)) => {
                 let registered = recover::confirm(request.clone(), &reply);

@@ -19,17 +19,20 @@ use super::{CopyError, CopyPlan, HostMemory, Piece, Side, Span, plan};
 /// How payload bytes are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CopyPath {
-    /// AVX2 non-temporal stores over interleaved strips.
-    Avx2Streaming,
+    /// AVX2 non-temporal stores over eight strips, 64 bytes of each in turn: on Intel.
+    Avx2EightByLine,
+    /// The same over four strips, 512 bytes of each in turn: on other makes.
+    Avx2FourByRun,
     /// The platform's ordinary copy, piece by piece.
     Portable,
 }
 
 impl CopyPath {
-    /// Name in status, metrics and logs.
+    /// Name in status and logs; for AVX2 with the strips and how much of each is copied in turn.
     pub const fn name(self) -> &'static str {
         match self {
-            CopyPath::Avx2Streaming => "avx2-streaming",
+            CopyPath::Avx2EightByLine => "avx2-8x64",
+            CopyPath::Avx2FourByRun => "avx2-4x512",
             CopyPath::Portable => "portable",
         }
     }
@@ -92,7 +95,9 @@ impl CopyEngine {
     pub fn path(&self) -> CopyPath {
         match self.mover {
             #[cfg(target_arch = "x86_64")]
-            Mover::Avx2(_) => CopyPath::Avx2Streaming,
+            Mover::Avx2(Weave::EightByLine) => CopyPath::Avx2EightByLine,
+            #[cfg(target_arch = "x86_64")]
+            Mover::Avx2(Weave::FourByRun) => CopyPath::Avx2FourByRun,
             Mover::Portable => CopyPath::Portable,
         }
     }

@@ -175,8 +175,8 @@ fn handle(server: &Server, session: &mut Session, request: Request) -> Result<Re
             }))
         }
         Request::Attach => ack(with_client(server, session, Core::attach)),
-        Request::RegisterKvCache(request) => register(server, session, &request),
-        Request::UnregisterKvCache => ack(with_client(server, session, Core::unregister)),
+        Request::RegisterKvCache(request) => register(server, session, request),
+        Request::UnregisterKvCache => ack(unregister(server, session)),
         Request::Lookup(request) => lookup(server, session, &request),
         Request::Retrieve(request) => retrieve(server, session, &request),
         Request::Release { pins } => ack(with_client(server, session, |core, client| {
@@ -279,10 +279,10 @@ fn negotiate(server: &Server, session: &mut Session, request: &Negotiate) -> Res
     }))
 }
 
-fn register(server: &Server, session: &mut Session, request: &RegisterKvCache) -> Result<Reply, WireError> {
+fn register(server: &Server, session: &mut Session, request: RegisterKvCache) -> Result<Reply, WireError> {
     let spans = convert::spans(&request.spans);
     let chunk_size = server.bindings.recheck(session.binding_domain.as_ref(), &spans)?;
-    check_alignment(request, chunk_size)?;
+    check_alignment(&request, chunk_size)?;
     if request.payload_path == PayloadPath::ShmDirect && !session.hello.wants_pool {
         return Err(WireError::new(
             ErrorCode::InvalidArgument,
@@ -302,12 +302,12 @@ fn register(server: &Server, session: &mut Session, request: &RegisterKvCache) -
     let domain_seed = fields
         .domain_seed()
         .map_err(|error| WireError::new(ErrorCode::InvalidArgument, error, []))?;
-    let registration = convert::registration(request, domain_seed, chunk_size);
+    let registration = convert::registration(&request, domain_seed, chunk_size);
     let (domain, kept_frames_max) = with_client(server, session, |core, client| {
         core.register(client, &registration)
     })?;
     if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
-        info.registered(request);
+        info.registered(request, chunk_size);
     }
     Ok(Reply::Register(RegisterReply {
         domain_seed,
@@ -315,6 +315,14 @@ fn register(server: &Server, session: &mut Session, request: &RegisterKvCache) -
         domain: Some(domain),
         kept_frames_max,
     }))
+}
+
+fn unregister(server: &Server, session: &mut Session) -> Result<(), WireError> {
+    with_client(server, session, Core::unregister)?;
+    if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
+        info.unregistered();
+    }
+    Ok(())
 }
 
 /// The alignment has to be what the spans give, as at negotiation.

@@ -13,7 +13,7 @@ use crate::cache::{ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatu
 use crate::control::{Health, Minimum};
 use crate::pool::FRAME_BYTES;
 use crate::shm::fdpass::PeerCred;
-use crate::wire::{Hello, PeerKind, RegisterKvCache};
+use crate::wire::{GroupKind, Hello, ObjectGroup, PeerKind, RegisterKvCache};
 
 /// The version of the document. Raised when a field changes its meaning; new fields do not count.
 const STATUS_VERSION: u32 = 1;
@@ -28,11 +28,10 @@ pub(super) struct SessionInfo {
     registered: Option<Registered>,
 }
 
+/// What a rank registered, as it said.
 struct Registered {
-    model: String,
-    world_size: u32,
-    layers: u32,
-    blocks: u64,
+    request: RegisterKvCache,
+    chunk_size: u32,
 }
 
 impl SessionInfo {
@@ -47,13 +46,13 @@ impl SessionInfo {
         }
     }
 
-    pub(super) fn registered(&mut self, request: &RegisterKvCache) {
-        self.registered = Some(Registered {
-            model: request.domain.model.clone(),
-            world_size: request.world_size,
-            layers: request.layers,
-            blocks: request.blocks,
-        });
+    /// Takes a registration that the core has accepted.
+    pub(super) fn registered(&mut self, request: RegisterKvCache, chunk_size: u32) {
+        self.registered = Some(Registered { request, chunk_size });
+    }
+
+    pub(super) fn unregistered(&mut self) {
+        self.registered = None;
     }
 }
 
@@ -162,16 +161,50 @@ fn connected(info: &SessionInfo, core: Option<&ClientStatus>) -> Value {
         "engine": hex(&info.engine_instance),
     });
     add_core(&mut row, core);
-    row["registered"] = info.registered.as_ref().map_or(Value::Null, |registered| {
-        json!({
-            "model": registered.model,
-            "rank": core.and_then(|core| core.registered).map(|(rank, _)| rank),
-            "world_size": registered.world_size,
-            "layers": registered.layers,
-            "blocks": registered.blocks,
-        })
-    });
+    row["registered"] = info.registered.as_ref().map_or(Value::Null, registered);
+    if let Some((_, domain)) = core.and_then(|core| core.registered) {
+        row["registered"]["domain"] = json!(hex(domain.as_bytes()));
+    }
     row
+}
+
+fn registered(registered: &Registered) -> Value {
+    let Registered { request, chunk_size } = registered;
+    let groups: Vec<Value> = request
+        .groups
+        .iter()
+        .map(|group| {
+            json!({
+                "group": group.group,
+                "kind": group_kind(group.kind),
+                "parts": group.parts,
+                "part": group.part,
+                "window_tokens": group.window_tokens,
+                "chunk_bytes": chunk_bytes(group, *chunk_size, request.required_alignment),
+            })
+        })
+        .collect();
+    json!({
+        "model": request.domain.model,
+        "rank": request.rank,
+        "world_size": request.world_size,
+        "layers": request.layers,
+        "blocks": request.blocks,
+        "stores": request.stores,
+        "copy_path": Some(&request.copy_path).filter(|name| !name.is_empty()),
+        "chunk_size": chunk_size,
+        "groups": groups,
+    })
+}
+
+/// Bytes of a rank's part of a full chunk, or of a state. The core has accepted the numbers, so nothing overflows.
+fn chunk_bytes(group: &ObjectGroup, chunk_size: u32, alignment: u64) -> u64 {
+    match group.kind {
+        GroupKind::Recurrent => group.unit_bytes,
+        _ => group
+            .unit_bytes
+            .saturating_mul(u64::from(chunk_size) / alignment.max(1)),
+    }
 }
 
 fn orphan(core: &ClientStatus) -> Value {
@@ -219,6 +252,15 @@ fn reported(counters: &ClientCounters) -> Value {
         "hit": counters.hit,
         "shortened": counters.shortened,
     })
+}
+
+fn group_kind(kind: GroupKind) -> &'static str {
+    match kind {
+        GroupKind::Full => "full",
+        GroupKind::SlidingWindow => "sliding_window",
+        GroupKind::ChunkedLocal => "chunked_local",
+        GroupKind::Recurrent => "recurrent",
+    }
 }
 
 fn peer_kind(kind: PeerKind) -> &'static str {

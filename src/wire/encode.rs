@@ -194,6 +194,7 @@ fn register_body(b: &mut Builder, register: &RegisterKvCache) -> WIPOffset<Union
         fb::ObjectGroup::new(g.group, kind, g.parts, g.part, g.window_tokens, g.unit_bytes)
     });
     let groups = b.create_vector_from_iter(groups);
+    let copy_path = (!register.copy_path.is_empty()).then(|| b.create_string(&register.copy_path));
     let args = fb::RegisterKvCacheArgs {
         domain: Some(domain),
         rank: register.rank,
@@ -205,6 +206,7 @@ fn register_body(b: &mut Builder, register: &RegisterKvCache) -> WIPOffset<Union
         blocks: register.blocks,
         payload_path: fb::PayloadPath(register.payload_path.number()),
         stores: register.stores,
+        copy_path,
     };
     fb::RegisterKvCache::create(b, &args).as_union_value()
 }

@@ -4458,6 +4458,7 @@ pub mod kvasir {
             pub const VT_BLOCKS: ::flatbuffers::VOffsetT = 18;
             pub const VT_PAYLOAD_PATH: ::flatbuffers::VOffsetT = 20;
             pub const VT_STORES: ::flatbuffers::VOffsetT = 22;
+            pub const VT_COPY_PATH: ::flatbuffers::VOffsetT = 24;
 
             #[inline]
             pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -4471,6 +4472,9 @@ pub mod kvasir {
                 let mut builder = RegisterKvCacheBuilder::new(_fbb);
                 builder.add_blocks(args.blocks);
                 builder.add_required_alignment(args.required_alignment);
+                if let Some(x) = args.copy_path {
+                    builder.add_copy_path(x);
+                }
                 builder.add_layers(args.layers);
                 if let Some(x) = args.groups {
                     builder.add_groups(x);
@@ -4590,6 +4594,17 @@ pub mod kvasir {
                         .unwrap()
                 }
             }
+            /// The name of the copy that moves this rank's payload on its machine, for status. Absent: not known.
+            #[inline]
+            pub fn copy_path(&self) -> Option<&'a str> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<::flatbuffers::ForwardsUOffset<&str>>(RegisterKvCache::VT_COPY_PATH, None)
+                }
+            }
         }
 
         impl ::flatbuffers::Verifiable for RegisterKvCache<'_> {
@@ -4617,6 +4632,11 @@ pub mod kvasir {
                     .visit_field::<u64>("blocks", Self::VT_BLOCKS, false)?
                     .visit_field::<PayloadPath>("payload_path", Self::VT_PAYLOAD_PATH, false)?
                     .visit_field::<bool>("stores", Self::VT_STORES, false)?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<&str>>(
+                        "copy_path",
+                        Self::VT_COPY_PATH,
+                        false,
+                    )?
                     .finish();
                 Ok(())
             }
@@ -4632,6 +4652,7 @@ pub mod kvasir {
             pub blocks: u64,
             pub payload_path: PayloadPath,
             pub stores: bool,
+            pub copy_path: Option<::flatbuffers::WIPOffset<&'a str>>,
         }
         impl<'a> Default for RegisterKvCacheArgs<'a> {
             #[inline]
@@ -4647,6 +4668,7 @@ pub mod kvasir {
                     blocks: 0,
                     payload_path: PayloadPath::None,
                     stores: true,
+                    copy_path: None,
                 }
             }
         }
@@ -4713,6 +4735,13 @@ pub mod kvasir {
                     .push_slot::<bool>(RegisterKvCache::VT_STORES, stores, true);
             }
             #[inline]
+            pub fn add_copy_path(&mut self, copy_path: ::flatbuffers::WIPOffset<&'b str>) {
+                self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(
+                    RegisterKvCache::VT_COPY_PATH,
+                    copy_path,
+                );
+            }
+            #[inline]
             pub fn new(
                 _fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
             ) -> RegisterKvCacheBuilder<'a, 'b, A> {
@@ -4742,6 +4771,7 @@ pub mod kvasir {
                 ds.field("blocks", &self.blocks());
                 ds.field("payload_path", &self.payload_path());
                 ds.field("stores", &self.stores());
+                ds.field("copy_path", &self.copy_path());
                 ds.finish()
             }
         }

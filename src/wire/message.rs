@@ -349,6 +349,8 @@ pub struct RegisterKvCache {
     pub payload_path: PayloadPath,
     /// False for a rank that only reads what a lower one stores.
     pub stores: bool,
+    /// The copy that moves its payload, for status; empty where that is not known.
+    pub copy_path: String,
 }
 
 /// The answer to [`RegisterKvCache`].

@@ -277,6 +277,7 @@ impl Shape {
             blocks: self.blocks,
             payload_path: PayloadPath::ShmDirect,
             stores: true,
+            copy_path: String::new(),
         }
     }
 }

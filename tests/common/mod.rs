@@ -428,6 +428,7 @@ pub fn registration() -> RegisterKvCache {
         blocks: 100,
         payload_path: PayloadPath::ShmDirect,
         stores: true,
+        copy_path: String::new(),
     }
 }
 

@@ -118,6 +118,7 @@ fn register(body: fb::RegisterKvCache<'_>) -> Decoded<RegisterKvCache> {
         blocks: body.blocks(),
         payload_path: known("payload_path", PayloadPath::from_number, path)?,
         stores: body.stores(),
+        copy_path: text("copy_path", body.copy_path(), MAX_NAME_BYTES)?,
     })
 }
 
