@@ -318,6 +318,18 @@ def test_the_wrong_failure_policy_stores_and_loads_nothing() -> None:
     assert stores is not None and [item[3] for item in objects(stores.runs)] == [64, 32], "the first chunk is there already"
 
 
+def test_a_consumer_plans_no_stores_and_asks_for_nothing_but_loads() -> None:
+    engine, one = Engine(stores=False), request()
+    engine.answer(hit(64))
+    assert engine.role.matched(one, 0) == (64, False)
+    assert engine.plan(Scheduled("r", 64, 170, True), tables={"r": TABLE}).stores is None
+    engine = Engine(serves=False, stores=False)
+    engine.answer(hit(64))
+    assert engine.role.matched(one, 0) == (0, False)
+    assert engine.plan(Scheduled("r", 0, 170, True), tables={"r": TABLE}).stores is None
+    assert not engine.client.asked
+
+
 @pytest.mark.parametrize("how", ["no_load", "policy", "local", "skips reading", "loads"])
 def test_windows_below_a_hit_that_is_not_loaded_are_offered(how: str) -> None:
     engine = Engine(windowed(32), serves=how != "policy")
