@@ -95,7 +95,9 @@ impl Cache {
             .collect();
         let tails = (0..CHUNKS as u32).flat_map(|chunk| {
             (1..CHUNK_TOKENS / ALIGNMENT as u32).map(move |unit| Tail {
-                key: ChunkKey::from_bytes(*blake3::hash(&[chunk, unit].map(u32::to_le_bytes).concat()).as_bytes()),
+                key: ChunkKey::from_bytes(
+                    *blake3::hash(&[chunk, unit].map(u32::to_le_bytes).concat()).as_bytes(),
+                ),
                 chunk,
                 tokens: unit * ALIGNMENT as u32,
             })
