@@ -13,7 +13,7 @@ import fake_vllm  # noqa: F401  (before the connector)
 from kvasir.vllm.connector import KvasirConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-BLOCKS = 64
+BLOCKS = 128
 PAD = 32
 
 

@@ -41,6 +41,16 @@ CHUNKED_SPECS = (
     fakes.ChunkedLocalAttentionSpec(16, 256, attention_chunk_size=96),
 )
 HYBRID_SPECS = (fakes.FullAttentionSpec(32, page_size_bytes=512), fakes.MambaSpec(32, page_size_bytes=384))
+# Models without full attention, whose objects hang under nothing.
+ONLY_WINDOW_SPECS = (fakes.SlidingWindowSpec(16, 256, sliding_window=32),)
+ONLY_STATE_SPECS = (fakes.MambaSpec(32, page_size_bytes=384),)
+# Two KV cache groups in each object group, as where an engine cuts the layers of a kind into groups of equal size.
+PAIRED_SPECS = (
+    fakes.FullAttentionSpec(16, page_size_bytes=512),
+    fakes.SlidingWindowSpec(16, 512, sliding_window=32),
+    fakes.FullAttentionSpec(16, page_size_bytes=512),
+    fakes.SlidingWindowSpec(16, 512, sliding_window=32),
+)
 LATENT_HYBRID_SPECS = (fakes.MLAAttentionSpec(32, page_size_bytes=512), fakes.MambaSpec(32, page_size_bytes=384))
 
 

@@ -13,7 +13,7 @@ import fakes
 from ranks import BLOCKS
 from scripted import CHUNKED_SPECS, FULL_SPECS, WINDOW_SPECS, Engine, Request, Spared
 from server_status import assert_nothing_held, counts, status
-from test_engine_requests import HIT, MODELS, NAMED, STORED, TOKENS, offer, seeded
+from test_engine_requests import HIT, MODELS, NAMED, STATEFUL, STORED, TOKENS, offer, seeded
 from test_native import Server
 
 Start = Callable[..., Engine]
@@ -182,16 +182,17 @@ def test_fewer_tokens_than_offered_are_just_those(server: Server, engines: Start
     assert engine.changed(before) == engine.needed(request, 128) and engine.holds(request, 128)
     engine.finish(request)
     assert_nothing_held(server)
-    expected = {"full": 2, "window": 3, "chunked": 3, "recurrent": 3}[model]
+    expected = {"full": 2, "only window": 1, "only state": 1}.get(model, 3)
     assert (counts(server)["loads"], counts(server)["failed_loads"]) == (expected, 0)
 
 
-def test_fewer_tokens_than_any_state_was_stored_for_fail_the_load(server: Server, engines: Start) -> None:
-    engine, request = seeded(engines, "recurrent"), Request("r", TOKENS)
-    offer(engine, request, "recurrent")
+@pytest.mark.parametrize("model", sorted(STATEFUL))
+def test_fewer_tokens_than_any_state_was_stored_for_fail_the_load(server: Server, engines: Start, model: str) -> None:
+    engine, request = seeded(engines, model), Request("r", TOKENS)
+    offer(engine, request, model)
     before = engine.snapshot()
     engine.allocate(request, 96)
-    assert_failed_once(server, engine, request, "recurrent")
+    assert_failed_once(server, engine, request, model)
     assert engine.changed(before) == {}
 
 
@@ -350,8 +351,10 @@ def test_hooks_answer_whatever_they_are_told(server: Server, engines: Start, mod
         kv_connector_block_state=None,
     )
     assert scheduler.build_connector_meta(odd_step).plan.stores is None
+    stateless = [9, *(at for at, spec in enumerate(MODELS[model]) if not isinstance(spec, fakes.MambaSpec))]
     odd_step.kv_connector_block_state = types.SimpleNamespace(
-        get_block_ids=engine.tables.get, boundary_state_offloads={"r": [(9, 1, 64), (0, 1, 64)], "ghost": [(0, 1, 64)]}
+        get_block_ids=engine.tables.get,
+        boundary_state_offloads={"r": [(group, 1, 64) for group in stateless], "ghost": [(0, 1, 64)]},
     )
     assert scheduler.build_connector_meta(odd_step).plan.stores is None
     # A worker without metadata.

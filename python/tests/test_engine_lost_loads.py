@@ -77,7 +77,7 @@ def test_a_server_that_dies_between_lookup_and_load(
     assert (reported["loads"], reported["failed_loads"]) == (NAMED[model], NAMED[model])
 
 
-@pytest.mark.parametrize("model", ["window", "chunked", "recurrent"])
+@pytest.mark.parametrize("model", [model for model in MODELS if model != "full"])
 def test_a_server_that_dies_while_a_load_is_under_way(server: Server, engines: Start, model: str) -> None:
     engine, request = seeded(engines, model), Request("r", TOKENS)
     gate = Gate(engine)

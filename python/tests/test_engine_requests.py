@@ -10,17 +10,25 @@ from typing import Any
 
 import pytest
 
-from scripted import CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, Spared
+from scripted import (
+    CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, ONLY_STATE_SPECS, ONLY_WINDOW_SPECS, PAIRED_SPECS, WINDOW_SPECS, Engine,
+    Request, Shape, Spared,
+)  # fmt: skip
 from server_status import assert_nothing_held, counts, pins, status
 from test_native import Server
 
 Start = Callable[..., Engine]
 
-MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS}
+MODELS = {
+    "full": FULL_SPECS, "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS,
+    "only window": ONLY_WINDOW_SPECS, "only state": ONLY_STATE_SPECS, "paired": PAIRED_SPECS,
+}  # fmt: skip
+# Those that keep states, which are there only where a step ends.
+STATEFUL = {"recurrent", "only state"}
 TOKENS, HIT = 170, 160
 # Objects of the prompt that one engine stores, and how many of them a hit of all its boundaries names.
-STORED = {"full": 3, "window": 6, "chunked": 6, "recurrent": 6}
-NAMED = {"full": 3, "window": 4, "chunked": 5, "recurrent": 4}
+STORED = {"full": 3, "window": 6, "chunked": 6, "recurrent": 6, "only window": 3, "only state": 3, "paired": 6}
+NAMED = {"full": 3, "window": 4, "chunked": 5, "recurrent": 4, "only window": 1, "only state": 1, "paired": 4}
 
 
 class Place:
@@ -85,7 +93,7 @@ def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path, spared: Spared
 def seeded(start: Start, model: str) -> Engine:
     """An engine that meets a prompt which another one has stored."""
     writer = start(MODELS[model], "writer")
-    writer.prefill(Request("w", TOKENS), [64, 128, HIT, TOKENS] if model == "recurrent" else [TOKENS])
+    writer.prefill(Request("w", TOKENS), [64, 128, HIT, TOKENS] if model in STATEFUL else [TOKENS])
     return start(MODELS[model], "reader")
 
 
@@ -266,7 +274,7 @@ def test_what_a_prefill_had_stored_before_it_ended_is_a_hit(place: Place, model:
     assert engine.ask(request)[0] == 0
     engine.allocate(request, 0, more=TOKENS)
     engine.step({"r": (request, 128)})
-    stored = {"full": 2, "window": 4, "chunked": 4, "recurrent": 3}[model]
+    stored = {"full": 2, "window": 4, "chunked": 4, "recurrent": 3, "only window": 2, "only state": 1, "paired": 4}[model]
     assert place.objects() == stored
     engine.free("r")
     if end == "abort":
@@ -283,13 +291,13 @@ def test_what_a_prefill_had_stored_before_it_ended_is_a_hit(place: Place, model:
     engine.finish(request)
     place.assert_nothing_held()
     # What is there is not stored twice: only the tail where the prompt ends has come in addition.
-    tails = {"full": 1, "window": 2, "chunked": 2, "recurrent": 0}[model]
+    tails = {"full": 1, "window": 2, "chunked": 2, "only window": 1, "paired": 2}.get(model, 0)
     assert place.objects() == place.counts()["stores"] == stored + tails
 
 
-@pytest.mark.parametrize(("model", "hit"), [("full", 112), ("window", 112), ("chunked", 112), ("recurrent", 64)])
-def test_a_prompt_of_whole_chunks_hits_as_far_as_it_may(server: Server, engines: Start, model: str, hit: int) -> None:
-    engine = seeded(engines, model)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_prompt_of_whole_chunks_hits_as_far_as_it_may(server: Server, engines: Start, model: str) -> None:
+    engine, hit = seeded(engines, model), 64 if model in STATEFUL else 112
     # All of the 128 tokens are there, and one has to be left to compute. A state is there for 64 and 128 only.
     request = Request("r", 128)
     assert engine.ask(request) == (hit, model != "full")

@@ -14,14 +14,15 @@ from kvasir import _native
 from kvasir.vllm.fleet import ServersDiffer
 from ranks import Rank
 from scripted import (
-    CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, LATENT_HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, Spared,
+    CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, LATENT_HYBRID_SPECS, ONLY_STATE_SPECS, ONLY_WINDOW_SPECS, PAIRED_SPECS,
+    WINDOW_SPECS, Engine, Request, Shape, Spared,
 )  # fmt: skip
 from server_status import assert_nothing_held, counts, status
 from test_native import Server, client, eventually
 
 MODELS = {
     "full": FULL_SPECS, "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS,
-    "latent": LATENT_HYBRID_SPECS,
+    "latent": LATENT_HYBRID_SPECS, "only window": ONLY_WINDOW_SPECS, "only state": ONLY_STATE_SPECS, "paired": PAIRED_SPECS,
 }  # fmt: skip
 CHUNKS = 4
 TOKENS = CHUNKS * 64

@@ -15,7 +15,8 @@ import pytest
 import fakes
 from ranks import Rank
 from scripted import (
-    CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, LATENT_HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, kv_config,
+    CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, LATENT_HYBRID_SPECS, ONLY_STATE_SPECS, ONLY_WINDOW_SPECS, PAIRED_SPECS,
+    WINDOW_SPECS, Engine, Request, Shape, kv_config,
 )  # fmt: skip
 from server_status import assert_nothing_held, counts, status
 from test_native import Server, eventually
@@ -36,7 +37,8 @@ SHAPES = {
 LATENT_SPECS = (fakes.MLAAttentionSpec(16, page_size_bytes=512),)
 MODELS = {
     "full": FULL_SPECS, "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS, "latent": LATENT_SPECS,
-    "latent beside states": LATENT_HYBRID_SPECS,
+    "latent beside states": LATENT_HYBRID_SPECS, "only window": ONLY_WINDOW_SPECS, "only state": ONLY_STATE_SPECS,
+    "paired": PAIRED_SPECS,
 }  # fmt: skip
 TOKENS = 4 * 64
 
