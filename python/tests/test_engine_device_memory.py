@@ -16,11 +16,16 @@ import pytest
 
 from kvasir.vllm.layout import LayoutRefused
 from ranks import BLOCKS, PAD, Rank
-from scripted import CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape
+from scripted import (
+    CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, ONLY_STATE_SPECS, ONLY_WINDOW_SPECS, WINDOW_SPECS, Engine, Request, Shape,
+)  # fmt: skip
 from server_status import assert_nothing_held, counts, status
 from test_native import Server
 
-MODELS = {"full": FULL_SPECS, "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS}
+MODELS = {
+    "full": FULL_SPECS, "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS,
+    "only window": ONLY_WINDOW_SPECS, "only state": ONLY_STATE_SPECS,
+}  # fmt: skip
 SHAPES = {"one rank": Shape(), "two ranks": Shape(ranks=2), "pipeline": Shape(ranks=2, pp=2)}
 TOKENS = 170
 
@@ -102,7 +107,7 @@ def test_device_memory_is_refused_at_the_start_and_the_cache_stays_off(
     shape: str, model: str, device: str,
 ) -> None:  # fmt: skip
     writer = engines(MODELS[model], "writer", shape=SHAPES[shape])
-    writer.prefill(Request("w", TOKENS))
+    writer.prefill(Request("w", TOKENS), steps=[64, TOKENS])
     before = assert_nothing_held(server)
     stored = counts(server)["stores"]
     assert before["objects"] > 0

@@ -9,33 +9,42 @@ from typing import Any
 import pytest
 
 from fakes import may_exist, objects
-from scripted import CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request
+from scripted import (
+    CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, ONLY_STATE_SPECS, ONLY_WINDOW_SPECS, PAIRED_SPECS, WINDOW_SPECS, Engine,
+    Request,
+)  # fmt: skip
 from server_status import assert_nothing_held, counts, status
 from test_native import Server, client
 
 Start = Callable[..., Engine]
 
-MODELS = {"window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS}
+MODELS = {
+    "window": WINDOW_SPECS, "chunked": CHUNKED_SPECS, "recurrent": HYBRID_SPECS, "only window": ONLY_WINDOW_SPECS,
+    "only state": ONLY_STATE_SPECS, "paired": PAIRED_SPECS,
+}  # fmt: skip
+# Those that keep states, which are there only where a step ends, and object groups of each model.
+STATEFUL = {"recurrent", "only state"}
+GROUPS = {model: 1 if model.startswith("only") else 2 for model in MODELS}
 TOKENS = 4 * 64
 # Chunk ends whose windows or states the writer's engine no longer has when it stores.
-LOST = {"window": [64, 128], "chunked": [64, 128], "recurrent": [64, 128, 192]}
+LOST = {model: [64, 128, 192] if model in STATEFUL else [64, 128] for model in MODELS}
 # Objects that are not there: of chunked local attention one more, that of a chunk at whose end a piece begins, from where
 # nothing before is seen.
-MISSING = {"window": 2, "chunked": 3, "recurrent": 3}
+MISSING = {model: len(lost) + (model == "chunked") for model, lost in LOST.items()}
 
 
 def gapped(server: Server, start: Start, model: str, ranks: int) -> None:
     """A prompt of which the server can serve the end, and not what is before."""
     writer, request = start(MODELS[model], "writer", ranks=ranks), Request("w", TOKENS)
     assert writer.ask(request)[0] == 0
-    if model != "recurrent":
+    if model not in STATEFUL:
         # The engine's own cache holds three chunks, of the window only what their end can see.
         compute_locally(writer, request, 192)
     else:
         writer.allocate(request, 0, more=TOKENS)
     writer.step({"w": (request, TOKENS)})
     writer.finish(request)
-    assert status(server)["objects"] == 4 + 4 - MISSING[model]
+    assert status(server)["objects"] == 4 * GROUPS[model] - MISSING[model]
     assert ends_served(start(MODELS[model], "before", ranks=ranks)) == [
         end for end in range(64, TOKENS + 1, 64) if end not in LOST[model]
     ]
@@ -186,10 +195,10 @@ def test_what_was_loaded_is_not_offered_again(server: Server, engines: Start, mo
     engine.tell(request, 0)
     plan = engine.plan({"r": (request, TOKENS + 64)})
     stores = plan.plan.stores
-    assert [item[3] for item in objects(stores.runs)] == [64, 64] and stores.may_exist == []
+    assert [item[3] for item in objects(stores.runs)] == [64] * GROUPS[model] and stores.may_exist == []
     engine.run(plan, {"r": (request, TOKENS + 64)})
     engine.finish(request)
-    assert counts(server)["stores"] - before["stores"] == 2
+    assert counts(server)["stores"] - before["stores"] == GROUPS[model]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -204,6 +213,6 @@ def test_nothing_is_copied_twice_before_the_server_has_answered(server: Server, 
     assert engine.ask(request)[0] == 0
     engine.allocate(request, 0, more=TOKENS)
     plan = engine.plan({"r": (request, 64)})
-    assert len(objects(plan.plan.stores.runs)) == len(may_exist(plan.plan.stores)) == 2
+    assert len(objects(plan.plan.stores.runs)) == len(may_exist(plan.plan.stores)) == GROUPS[model]
     engine.run(plan, {"r": (request, 64)})
     assert (counts(server)["stores"], status(server)["objects"]) == (before["stores"], held)
