@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import fakes
-from ranks import BLOCKS
-from scripted import CHUNKED_SPECS, FULL_SPECS, WINDOW_SPECS, Engine, Request, Spared
+from scripted import FULL_SPECS, Engine, Request, Spared
 from server_status import assert_nothing_held, counts, status
 from test_engine_requests import HIT, MODELS, NAMED, STATEFUL, STORED, TOKENS, offer, seeded
 from test_native import Server
@@ -19,12 +18,12 @@ from test_native import Server
 Start = Callable[..., Engine]
 
 
-def assert_failed_once(server: Server, engine: Engine, request: Request, model: str) -> None:
-    """Runs the planned load: it fails by the model's way, once, and the engine computes the request itself."""
+def assert_failed_once(server: Server, engine: Engine, request: Request) -> None:
+    """Runs the planned load: it fails by the engine's way, once, and the engine computes the request itself."""
     key = request.request_id
     table = engine.tables[key]
     output = engine.step()
-    if model == "full":
+    if not engine.loads_between_steps:
         assert output.bad_blocks and 0 not in output.bad_blocks and output.bad_blocks <= set(table[0])
         assert output.done == set()
     else:
@@ -32,112 +31,11 @@ def assert_failed_once(server: Server, engine: Engine, request: Request, model: 
     for _ in range(3):
         output = engine.step()
         assert not (output.done or output.failed or output.bad_blocks)
-    assert engine.reported.get(key, 0) == (model != "full")
+    assert engine.reported.get(key, 0) == engine.loads_between_steps
     engine.free(key)
-    if model != "full":
+    if engine.loads_between_steps:
         assert engine.ask(request) == (0, False), "a failed load is not tried again"
     engine.finish(request)
-    assert_nothing_held(server)
-
-
-@pytest.mark.parametrize("bad", [BLOCKS, 1 << 40, -5])
-@pytest.mark.parametrize("model", MODELS)
-def test_block_ids_out_of_range_fail_the_load_and_nothing_is_copied(
-    server: Server, engines: Start, spared: Spared, model: str, bad: int
-) -> None:
-    engine, request = seeded(engines, model), Request("r", TOKENS)
-    offer(engine, request, model)
-    engine.allocate(request, HIT, spoil=lambda table: table[-1].__setitem__(-1, bad))
-    before = engine.snapshot()
-    assert_failed_once(server, engine, request, model)
-    assert engine.changed(before) == {}
-    assert counts(server)["loads"] == 0 and counts(server)["failed_loads"] == NAMED[model]
-    assert spared.take("outside") == 1
-
-
-@pytest.mark.parametrize("at", [0, -1])
-@pytest.mark.parametrize("model", MODELS)
-def test_a_null_block_where_a_load_has_to_write_fails_it_and_stays_as_it_was(
-    server: Server, engines: Start, model: str, at: int
-) -> None:
-    """The first or the last of those that a resume there sees."""
-    engine = seeded(engines, model)
-    for group in range(len(MODELS[model])):
-        request = Request(str(group), TOKENS)
-        offer(engine, request, model)
-
-        def spoil(table: list[list[int]]) -> None:
-            slots = [slot for slot, block in enumerate(table[group]) if block]
-            table[group][slots[at]] = 0
-
-        engine.allocate(request, HIT, spoil=spoil)
-        before = engine.snapshot()
-        assert_failed_once(server, engine, request, model)
-        assert engine.changed(before) == {}
-    assert counts(server)["loads"] == 0
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_table_that_is_too_short_fails_the_load(server: Server, engines: Start, model: str) -> None:
-    engine, request = seeded(engines, model), Request("r", TOKENS)
-    offer(engine, request, model)
-    engine.allocate(request, HIT, spoil=lambda table: table[-1].pop())
-    before = engine.snapshot()
-    assert_failed_once(server, engine, request, model)
-    assert engine.changed(before) == {}
-
-
-@pytest.mark.parametrize("bad", [BLOCKS, -5])
-def test_block_ids_out_of_range_store_nothing_and_the_chain_is_stored_later(
-    server: Server, engines: Start, spared: Spared, bad: int
-) -> None:
-    engine, request = engines(), Request("r", 3 * 64)
-    assert engine.ask(request) == (0, False)
-    table = engine.allocate(request, 0, more=3 * 64)
-    good, table[0][1] = table[0][1], bad
-    plan = engine.plan({"r": (request, 64)})
-    table[0][1] = good
-    engine.run(plan, {"r": (request, 64)})
-    assert status(server)["objects"] == 0 and spared.take("outside") == 1
-    assert counts(server)["stores"] == 0 and counts(server)["dropped_stores"] == 1
-    # The next chunk has no parent, so the whole chain comes again.
-    engine.step({"r": (request, 128)})
-    engine.step({"r": (request, 192)})
-    assert status(server)["objects"] == 3
-    engine.finish(request)
-    found = assert_nothing_held(server)
-    assert found["counters"]["stored"] == 3 and counts(server)["dropped_stores"] == 1
-
-
-@pytest.mark.parametrize(("specs", "slot"), [(WINDOW_SPECS, 2), (WINDOW_SPECS, 3), (CHUNKED_SPECS, 0), (CHUNKED_SPECS, 3)])
-def test_null_blocks_are_never_stored_as_if_they_held_something(
-    server: Server, engines: Start, specs: Sequence[Any], slot: int
-) -> None:
-    engine, request = engines(specs), Request("r", 128)
-    engine.ask(request)
-    table = engine.allocate(request, 0, more=128)
-    table[0][0] = 0  # full attention sees it from everywhere
-    table[1][slot] = 0  # the window at the first chunk's end, or the piece around it, begins or ends there
-    engine.step({"r": (request, 128)})
-    # Nothing of the first chunk, and what hangs under it has no parent.
-    assert status(server)["objects"] == 0
-    engine.finish(request)
-    assert_nothing_held(server)
-
-
-@pytest.mark.parametrize(("specs", "slot"), [(WINDOW_SPECS, 2), (CHUNKED_SPECS, 0)])
-def test_a_window_without_its_first_block_is_not_stored(
-    server: Server, engines: Start, specs: Sequence[Any], slot: int
-) -> None:
-    engine, request = engines(specs), Request("r", 64)
-    engine.ask(request)
-    engine.allocate(request, 0, more=64)[1][slot] = 0
-    engine.step({"r": (request, 64)})
-    assert status(server)["objects"] == 1, "full attention's, and nothing else"
-    again = Request("again", 65)
-    assert engine.ask(again)[0] == 0
-    engine.finish(request)
-    engine.finish(again)
     assert_nothing_held(server)
 
 
@@ -147,7 +45,7 @@ def test_more_tokens_than_offered_fail_the_load(server: Server, engines: Start, 
     assert engine.ask(request) == (HIT, model != "full")
     engine.allocate(request, 192)
     before = engine.snapshot()
-    assert_failed_once(server, engine, request, model)
+    assert_failed_once(server, engine, request)
     assert engine.changed(before) == {}
     assert (counts(server)["loads"], counts(server)["failed_loads"]) == (0, 1)
 
@@ -160,12 +58,12 @@ def test_tokens_that_were_never_offered_or_no_longer_are_fail_the_load(
     before = engine.snapshot()
     never = Request("never", TOKENS)
     engine.allocate(never, HIT)
-    assert_failed_once(server, engine, never, model)
+    assert_failed_once(server, engine, never)
     late = Request("late", TOKENS)
     offer(engine, late, model)
     engine.step()
     engine.allocate(late, HIT)
-    assert_failed_once(server, engine, late, model)
+    assert_failed_once(server, engine, late)
     assert engine.changed(before) == {} and counts(server)["loads"] == 0
 
 
@@ -192,7 +90,7 @@ def test_fewer_tokens_than_any_state_was_stored_for_fail_the_load(server: Server
     offer(engine, request, model)
     before = engine.snapshot()
     engine.allocate(request, 96)
-    assert_failed_once(server, engine, request, model)
+    assert_failed_once(server, engine, request)
     assert engine.changed(before) == {}
 
 
@@ -259,7 +157,7 @@ def test_memory_that_is_not_what_was_registered_fails_loads_and_stores(
     offer(engine, request, model)
     engine.allocate(request, HIT)
     before = engine.snapshot()
-    assert_failed_once(server, engine, request, model)
+    assert_failed_once(server, engine, request)
     assert engine.changed(before) == {}
     assert counts(server)["loads"] == 0 and counts(server)["failed_loads"] == NAMED[model]
     other = Request("other", 64, prompt=2)

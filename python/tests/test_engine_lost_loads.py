@@ -132,7 +132,7 @@ def test_objects_that_were_evicted_although_promised_fail_the_load(server: Serve
         assert tool.clear()
     assert status(server)["objects"] == 0
     before = engine.snapshot()
-    assert_failed_once(server, engine, request, model)
+    assert_failed_once(server, engine, request)
     assert engine.changed(before) == {}
     assert (counts(server)["loads"], counts(server)["failed_loads"]) == (0, NAMED[model])
     assert counts(server)["stale_loads"] == 0
