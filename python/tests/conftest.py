@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
 
@@ -20,6 +21,21 @@ def server() -> Iterator[Server]:
         one.start()
         yield one
         one.kill()
+
+
+@pytest.fixture
+def servers(tmp_path: pathlib.Path) -> Iterator[list[Server]]:
+    """Two servers of one deployment."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for number in range(2):
+            place = tmp_path / str(number)
+            place.mkdir()
+            one = Server(str(place))
+            one.start()
+            stack.callback(one.kill)
+            found.append(one)
+        yield found
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from fakes import packed
 from kvasir.vllm.meta import block_ids
 from ranks import BLOCKS, Rank
-from scripted import CHUNKED_SPECS, WINDOW_SPECS, Engine, Request, Spared
+from scripted import CHUNKED_SPECS, LATENT_HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, Spared
 from server_status import assert_nothing_held, counts, status
 from test_engine_bad_input import assert_failed_once
 from test_engine_evictions import hits
@@ -213,6 +213,41 @@ def test_block_ids_out_of_range_store_nothing_and_no_rank_leaves_half_a_record(
     reader = engines(MODELS[model], "reader", ranks=ranks)
     expected = {"only window": [0, *ENDS[1:]], "only state": [0, *ENDS[1:]], "recurrent": [0, 0, *ENDS[2:]]}
     assert hits(reader, 1) == expected.get(model, list(ENDS))
+    assert_nothing_held(server)
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+@pytest.mark.parametrize("misled", range(4))
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_bad_block_id_where_ranks_hold_different_parts_leaves_no_half_record(
+    server: Server, engines: Start, spared: Spared, group: int, misled: int, last_first: bool
+) -> None:
+    """Two stages of two ranks: one rank of each stores attention, every one its state, the last two in a call of its own."""
+    shape = Shape(ranks=4, pp=2, heads=1)
+    engine = engines(LATENT_HYBRID_SPECS, shape=shape)
+    stores_attention = misled in (0, 2)
+    request, table = begin(engine)
+    mislead(engine, [misled], table[group][64 // 32 - 1], BLOCKS)
+    if last_first:
+        engine.ranks.reverse()
+    engine.step({"r": (request, 64)})
+    recover(engine)
+    if group == 0 and not stores_attention:
+        lost = 0  # it never reads these blocks
+    elif stores_attention and (misled == 0 or group == 0 or last_first):
+        lost = 2  # nothing of the step is kept that may still need a part of this rank
+    else:
+        lost = 1  # the state; all parts of attention had come
+    found = status(server)
+    assert (found["objects"], found["partials"]) == (2 - lost, 0)
+    assert spared.take("outside") == (lost > 0)
+    for end in ENDS[1:]:
+        engine.step({"r": (request, end)})
+    engine.finish(request)
+    assert_nothing_held(server)
+    # A state without its attention had no parent where the step ended, so the next is lost too.
+    reader = engines(LATENT_HYBRID_SPECS, "reader", shape=shape)
+    assert hits(reader, 1) == [0] * lost + list(ENDS[lost:])
     assert_nothing_held(server)
 
 

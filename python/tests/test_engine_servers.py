@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import pathlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -26,21 +25,6 @@ MODELS = {
 }  # fmt: skip
 CHUNKS = 4
 TOKENS = CHUNKS * 64
-
-
-@pytest.fixture
-def servers(tmp_path: pathlib.Path) -> Iterator[list[Server]]:
-    """Two servers."""
-    with contextlib.ExitStack() as stack:
-        found = []
-        for number in range(2):
-            place = tmp_path / str(number)
-            place.mkdir()
-            one = Server(str(place))
-            one.start()
-            stack.callback(one.kill)
-            found.append(one)
-        yield found
 
 
 @pytest.fixture
