@@ -16,10 +16,10 @@ from fakes import packed
 from kvasir.vllm.meta import block_ids
 from ranks import BLOCKS, Rank
 from scripted import CHUNKED_SPECS, LATENT_HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape, Spared
-from server_status import assert_nothing_held, counts, status
+from server_status import assert_nothing_held, status
 from test_engine_bad_input import assert_failed_once
 from test_engine_evictions import hits
-from test_engine_requests import HIT, MODELS, NAMED, STATEFUL, STORED, TOKENS, offer
+from test_engine_requests import HIT, MODELS, NAMED, STATEFUL, TOKENS, offer
 from test_native import Server
 
 Start = Callable[..., Engine]
