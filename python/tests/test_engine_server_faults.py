@@ -180,7 +180,7 @@ def load_or_compute(engine: Engine, end: int, damaged: Server, left: int) -> boo
         assert engine.holds(request, end)
     else:
         engine.free(key)
-        eventually("the discard", lambda: status(damaged)["objects"] == left)
+        assert status(damaged)["objects"] == left
         assert engine.ask(request) == (0, False)
         engine.allocate(request, 0, more=end)
         for reached in range(64, end + 1, 64):

@@ -97,7 +97,7 @@ def test_damage_in_the_pool_of_one_server_rejects_the_request_once(
 
     assert said(servers[damaged]) == (0, named, named, 0)
     assert said(servers[1 - damaged]) == (named, 0, 0, 0)
-    eventually("the discard, which nobody waits for", lambda: status(servers[damaged])["objects"] == 0)
+    assert status(servers[damaged])["objects"] == 0
     assert status(servers[damaged])["counters"]["discarded"] == named
     assert status(servers[1 - damaged])["objects"] == stored
 

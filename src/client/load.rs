@@ -116,7 +116,7 @@ impl Client {
         // Whatever became of the copy, the pin goes back.
         let loaded_now = loaded.as_deref().unwrap_or_default();
         let damage = discard(registered.seed, requests, &found, loaded_now);
-        self.core.let_go(&session, found.pin, damage);
+        self.core.let_go(&session, found.pin, damage.as_ref());
         let loaded = loaded?;
         Ok(loaded.iter().map(|item| *item == Loaded::Whole).collect())
     }

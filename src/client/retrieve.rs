@@ -65,20 +65,24 @@ impl Core {
         Some((own_reply(&answer), session))
     }
 
-    /// Takes back what a retrieve pinned, after what else there is to say. Nobody needs to wait until it has arrived.
-    pub(super) fn let_go(self: &Arc<Self>, session: &Arc<Session>, pin: u64, first: Option<Request>) {
+    /// Takes back what a retrieve pinned, which nobody needs to wait for, and says what was damaged. Returns when the server
+    /// knows: until then lookups find it, and what an engine computes instead would count as there.
+    pub(super) fn let_go(self: &Arc<Self>, session: &Arc<Session>, pin: u64, damage: Option<&Request>) {
         let own = pin & OWN != 0;
         if own && let Some(attached) = session.attached() {
             // The end of its session may have taken it already.
             let _ = attached.release(&[pin & !OWN]);
         }
-        let release = (pin != 0 && !own).then(|| Request::Release { pins: vec![pin] });
-        let posts: Vec<Request> = first.into_iter().chain(release).collect();
+        if let Some(damage) = damage {
+            // Refused or unheard, it changes nothing for this load, which has failed.
+            let _ = self.acknowledge(Some(session), damage);
+        }
         let deadline = self.deadline();
-        if !posts.is_empty()
+        if pin != 0
+            && !own
             && let Ok(mut link) = self.acquire(Some(session), deadline)
         {
-            posts.iter().for_each(|request| link.post(request, deadline));
+            link.post(&Request::Release { pins: vec![pin] }, deadline);
         }
     }
 }
