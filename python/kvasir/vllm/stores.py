@@ -218,6 +218,8 @@ class StorePlanner:
 def _split(chunks: range, *edges: int) -> Iterable[range]:
     """These chunks, taken apart where another part begins."""
     inside = sorted([edge for edge in edges if chunks.start < edge < chunks.stop])
+    if not inside:
+        return (chunks,)
     return itertools.starmap(range, itertools.pairwise([chunks.start, *inside, chunks.stop]))
 
 
