@@ -22,7 +22,13 @@ pub(crate) struct Options {
 
 /// The environment of the Python tests that need no engine.
 const TEST_VENV: &str = ".venv-test";
-const TEST_TOOLS: [&str; 4] = ["maturin>=1.9,<2", "pytest>=8,<10", "numpy", "blake3"];
+const TEST_TOOLS: [&str; 5] = [
+    "maturin>=1.9,<2",
+    "pytest>=8,<10",
+    "pytest-xdist>=3,<4",
+    "numpy",
+    "blake3",
+];
 
 /// Runs the steps.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -92,21 +98,24 @@ fn python_tests() -> Result<()> {
     environment.pip_install(TEST_TOOLS)?;
     environment.install_kvasir()?;
     command::run(program(environment.python()).arg("tests/keys_golden.py"))?;
-    pytest(&environment, "python/tests")
+    // They wait for processes and sockets about half of their time, and have servers of their own.
+    pytest(&environment, "python/tests", &["--numprocesses=4"])
 }
 
 fn vllm_tests(options: &Options) -> Result<()> {
     let environment = vllm_env::ensure(&options.venv)?;
     environment.install_kvasir()?;
-    pytest(&environment, "python/e2e")
+    pytest(&environment, "python/e2e", &[])
 }
 
-fn pytest(environment: &Environment, directory: &str) -> Result<()> {
+fn pytest(environment: &Environment, directory: &str, more: &[&str]) -> Result<()> {
     if !command::root().join(directory).is_dir() {
         bail!("{directory} is not there");
     }
     let mut pytest = program(environment.python());
-    pytest.args(["-m", "pytest", "-ra", "--durations=5", directory]);
+    pytest
+        .args(["-m", "pytest", "-ra", "--durations=5", directory])
+        .args(more);
     pytest.env("KVASIR_BINARY", environment.binary("kvasir"));
     pytest.env("KVASIR_MODEL_CACHE", command::target().join("e2e/models"));
     command::run(&mut pytest)
