@@ -144,7 +144,7 @@ pub struct RecordView {
     pub frames: u64,
     /// What hangs beside it.
     pub beside: Beside,
-    /// Of a full chunk: which tails of the next one have a live object, as [`tail_bit`](super::shape::tail_bit) says. A hint
+    /// Of a full chunk: which tails of the next one have a live object, bit `(tokens / alignment - 1) mod 32` of each. A hint
     /// too.
     pub tails: u32,
     pub(super) body: u64,
