@@ -64,6 +64,8 @@ impl Core {
         }
         let entry = self.client_mut(client)?;
         entry.commits += 1;
+        self.end_abandoned_partials()?;
+        let entry = self.client_mut(client)?;
         let missing = frames_for(request.credit_bytes).saturating_sub(entry.credit.frames());
         let granted = self.grant_frames(client, missing, Need::Ahead { published })?;
         Ok(CommitAnswer { outcomes, granted })
@@ -221,6 +223,7 @@ impl Core {
             });
         }
         if exists {
+            self.note_not_needed(context, item)?;
             return self.refuse(context, entry, CommitOutcome::Exists);
         }
         if self.partials.turned_away(&key, item.part) {
@@ -270,6 +273,13 @@ impl Core {
         Ok(outcome)
     }
 
+    fn note_not_needed(&mut self, context: &Context, item: &StoreItem) -> Result<(), CoreError> {
+        let domain = self.domain(context.domain)?;
+        let parts = domain.group(item.id.group).map_or(1, |group| group.parts);
+        self.partials.not_needed(context.key(&item.id), item.part, parts);
+        Ok(())
+    }
+
     fn skip(
         &mut self,
         context: &Context,
@@ -278,6 +288,7 @@ impl Core {
     ) -> Result<CommitOutcome, CoreError> {
         let key = context.key(&item.id);
         if exists {
+            self.note_not_needed(context, item)?;
             return Ok(CommitOutcome::Exists);
         }
         if self.partials.get(&key).is_some() {

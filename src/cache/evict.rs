@@ -22,6 +22,9 @@ const BATCH_FRACTION: u64 = 32;
 /// A partial is stale when the client that began it has committed this often since: its engine works in
 /// step, so the missing ranks have passed it by.
 const STALE_COMMITS: u64 = 8;
+/// A partial is abandoned, and ends also without need, after so many commits: more than the steps by which the stages of a
+/// pipeline are apart.
+const ABANDONED_COMMITS: u64 = 64;
 
 /// Whether parts of an ended partial that have yet to come are turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +66,7 @@ impl Core {
         }
         while self.pool.grantable() < frames {
             if let Some(key) = self.oldest_partial(true) {
-                self.end_partial(&key, Later::TurnedAway)?;
+                self.end_partial(&key, Later::Welcome)?;
                 continue;
             }
             let missing = frames - self.pool.grantable();
@@ -79,14 +82,31 @@ impl Core {
     }
 
     fn oldest_partial(&self, stale: bool) -> Option<PartialKey> {
-        let is_stale = |partial: &Partial| {
-            let (client, commits) = partial.opened;
-            self.client(client)
-                .map_or(true, |c| c.commits - commits >= STALE_COMMITS)
-        };
         let mut all = self.partials.iter();
-        all.find(|(_, partial)| !stale || is_stale(partial))
+        all.find(|(_, partial)| !stale || self.has_waited(partial, STALE_COMMITS))
             .map(|(key, _)| *key)
+    }
+
+    /// Whether the client that began a partial has committed that often since, or is gone.
+    fn has_waited(&self, partial: &Partial, commits: u64) -> bool {
+        let (client, opened) = partial.opened;
+        self.client(client)
+            .map_or(true, |c| c.commits - opened >= commits)
+    }
+
+    /// Ends the oldest partials as far as they are abandoned: nobody will complete them, but for a later computation of the
+    /// same, whose parts they must not be mixed with.
+    pub(super) fn end_abandoned_partials(&mut self) -> Result<(), CoreError> {
+        loop {
+            let oldest = self.partials.iter().next();
+            let Some(key) = oldest
+                .filter(|(_, partial)| self.has_waited(partial, ABANDONED_COMMITS))
+                .map(|(key, _)| *key)
+            else {
+                return Ok(());
+            };
+            self.end_partial(&key, Later::Welcome)?;
+        }
     }
 
     /// Evicts until `frames` frames are free again, and a whole batch if there is as much. Frames freed.

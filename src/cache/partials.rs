@@ -168,18 +168,28 @@ impl Partials {
         }
     }
 
-    /// Whether a part belongs to a partial that has ended; it is then noted as having come.
+    /// Whether a part belongs to a partial that has ended; it is then noted as having come. One that comes again is of another
+    /// computation: the parts that have not come never will.
     pub(super) fn turned_away(&mut self, key: &PartialKey, part: u16) -> bool {
         let Some(ended) = self.ended.get_mut(key) else {
             return false;
         };
-        if let Some(seen) = ended.seen.get_mut(usize::from(part)) {
-            *seen = true;
-        }
-        if ended.seen.iter().all(|s| *s) {
+        let again = match ended.seen.get_mut(usize::from(part)) {
+            Some(seen) => std::mem::replace(seen, true),
+            None => false,
+        };
+        if again || ended.seen.iter().all(|s| *s) {
             self.ended.remove(key);
         }
-        true
+        !again
+    }
+
+    /// Notes a part that came while the object was there. Should the object go now, the computation's other parts do not
+    /// begin one that this part would be missing from.
+    pub(super) fn not_needed(&mut self, key: PartialKey, part: u16, parts: u16) {
+        if !self.turned_away(&key, part) {
+            self.mark_ended(key, (0..parts).map(|p| p == part).collect());
+        }
     }
 
     /// Forgets what ended of an engine: its ranks begin anew.
@@ -243,6 +253,12 @@ mod tests {
             !partials.turned_away(&key(1, 1), 0),
             "all parts have come: the next store is a new one"
         );
+        partials.mark_ended(key(1, 1), vec![false, true]);
+        assert!(
+            !partials.turned_away(&key(1, 1), 1),
+            "a part of the next computation"
+        );
+        assert!(!partials.turned_away(&key(1, 1), 0));
         partials.mark_ended(key(1, 1), vec![false, true]);
         partials.forget_ended(&[1; 16]);
         assert!(!partials.turned_away(&key(1, 1), 0));

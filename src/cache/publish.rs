@@ -100,7 +100,7 @@ impl Core {
                     self.records.attach(child, Some(record));
                 }
             }
-            self.end_partial(&rival, Later::Welcome)?;
+            self.end_partial(&rival, Later::TurnedAway)?;
         }
         Ok(())
     }

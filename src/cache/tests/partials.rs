@@ -251,11 +251,17 @@ fn stale_partials_are_the_first_victims_and_fresh_ones_the_last() {
     rig.put_chain_in(&single, 21);
     assert_eq!(rig.core.status().partials, 0);
     assert_eq!(rig.core.status().objects, objects + 1);
-    assert_eq!(
-        put(&mut rig, &r, 1, 0),
-        Skipped,
-        "the part that comes too late is turned away"
-    );
+    // The part that comes too late is one of its own, and goes at last without need.
+    assert_eq!(put(&mut rig, &r, 1, 0), PartAccepted);
+    for commits in 1..64 {
+        assert_eq!(
+            rig.core.status().partials,
+            1,
+            "after {commits} commits, that of the part included"
+        );
+        rig.commit(&r[1], &[], &[]).unwrap();
+    }
+    assert_eq!(rig.core.status().partials, 0);
     rig.audit();
     // With nothing else left, a fresh one goes too.
     put(&mut rig, &r, 0, 1);
@@ -378,4 +384,44 @@ fn without_attention_a_complete_state_goes() {
     assert!(rig.core.client_gone(r[0].id).unwrap());
     assert_eq!(rig.core.status().partials, 0);
     rig.audit();
+}
+
+#[test]
+fn an_object_is_never_made_of_the_parts_of_two_computations() {
+    let mut rig = Rig::new(128);
+    let one = ranks(&mut rig, 1, 2);
+    let two = ranks(&mut rig, 2, 2);
+    let publish = |rig: &mut Rig| {
+        assert_eq!(put(rig, &one, 0, 0), PartAccepted);
+        assert_eq!(put(rig, &one, 1, 0), Published);
+    };
+    for first in 0..2 {
+        let then = 1 - first;
+        // It is there for one rank and gone for the other.
+        for skips in [false, true] {
+            publish(&mut rig);
+            let outcome = match skips {
+                true => skip(&mut rig, &two, first, 0),
+                false => put(&mut rig, &two, first, 0),
+            };
+            assert_eq!(outcome, Exists);
+            rig.core.clear().unwrap();
+            assert_eq!(put(&mut rig, &two, then, 0), Skipped);
+            assert_eq!(rig.core.status().partials, 0);
+        }
+        // A part of a partial that another engine's object has ended, and the object is gone.
+        assert_eq!(put(&mut rig, &two, first, 0), PartAccepted);
+        publish(&mut rig);
+        rig.core.clear().unwrap();
+        assert_eq!(put(&mut rig, &two, then, 0), Skipped);
+        // The other rank's part never comes: the next computation is one by itself.
+        publish(&mut rig);
+        assert_eq!(put(&mut rig, &two, first, 0), Exists);
+        rig.core.clear().unwrap();
+        assert_eq!(put(&mut rig, &two, first, 0), PartAccepted);
+        assert_eq!(put(&mut rig, &two, then, 0), Published);
+        rig.core.clear().unwrap();
+        rig.audit();
+    }
+    assert_eq!(rig.core.status().pool.granted, 0);
 }
