@@ -153,6 +153,10 @@ class Client:
         """Connected, and everything that was negotiated and registered holds with the server that runs now."""
 
     @property
+    def boot_id(self) -> bytes | None:
+        """What tells this server's run from any other; None while there is no server."""
+
+    @property
     def state_text(self) -> str:
         """One line for a log: "healthy", or why not and what happens next."""
 

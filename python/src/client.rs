@@ -57,6 +57,11 @@ impl Client {
     }
 
     #[getter]
+    fn boot_id<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        self.client.boot_id().map(|id| PyBytes::new(py, &id))
+    }
+
+    #[getter]
     fn state_text(&self) -> String {
         self.client.state_text()
     }

@@ -29,6 +29,7 @@ class Server(Client):
     def __init__(self, name: str, ends: Iterable[int], groups: int = 1) -> None:
         super().__init__(CHUNK)
         self.socket = name
+        self.boot_id: bytes | None = name.encode()
         self.ends = set(ends)
         self.groups = groups
         self.present: int | None = None
@@ -89,6 +90,18 @@ def fleet(*ends: Sequence[int]) -> tuple[Fleet, list[Server]]:
 
 def ask(asked: Fleet, cap: int = 192, local: int = 0, pin: bool = True) -> FleetHit | Miss | None:
     return asked.lookup_result(asked.lookup_start(bytes(32), 1, CHAIN, 32, cap, local, pin))
+
+
+def test_two_sockets_of_one_server_are_refused_and_not_used_later() -> None:
+    one, (a, b) = fleet([64], [64])
+    assert one.healthy and one.negotiate(32, [(0, 32)], 256) == CHUNK
+    b.boot_id = a.boot_id
+    with pytest.raises(ServersDiffer, match="/a and /b are one server"):
+        one.negotiate(32, [(0, 32)], 256)
+    assert not one.healthy and "one server" in one.state_text
+    # None is there: that is another trouble.
+    a.boot_id = b.boot_id = None
+    assert one.healthy and one.negotiate(32, [(0, 32)], 256) == CHUNK
 
 
 def test_the_shortest_hit_counts_and_longer_ones_are_looked_up_again_for_it() -> None:

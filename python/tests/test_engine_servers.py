@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import pathlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -183,6 +184,14 @@ def test_the_scheduler_role_refuses_to_start_with_servers_of_different_chunks(
     # The refused role has left no connection behind.
     for server in servers:
         eventually("the end of the clients", lambda: not others(server))
+
+
+def test_two_paths_of_one_server_are_refused(servers: list[Server], spared: Spared, tmp_path: pathlib.Path) -> None:
+    """Ranks of both would be the same rank of one server, and get each other's bytes."""
+    also = tmp_path / "also.sock"
+    also.symlink_to(servers[0].socket)
+    with pytest.raises(ServersDiffer, match="are one server"):
+        Engine([servers[0].socket, str(also)], MODELS["full"], shape=Shape(ranks=2))
 
 
 def others(server: Server) -> list[str]:

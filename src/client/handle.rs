@@ -69,6 +69,11 @@ impl Client {
         self.core.wanted().warnings
     }
 
+    /// What tells this server's run from any other; nothing when there is no server.
+    pub fn boot_id(&self) -> Option<[u8; 16]> {
+        self.read_control(|control| control.boot().boot_id)
+    }
+
     /// The server's health, as its control region says.
     pub fn server_health(&self) -> Option<Health> {
         let session = self.core.session()?;

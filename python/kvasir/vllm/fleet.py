@@ -27,7 +27,7 @@ Pins = tuple[int, ...]
 
 
 class ServersDiffer(ValueError):
-    """The servers answer differently, so no prefix could be reused from all of them."""
+    """The servers answer differently, or two are one, so no prefix could be reused from all of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,14 +111,14 @@ class Fleet:
 
     @property
     def healthy(self) -> bool:
-        """Whether all are: a prefix is whole only with the parts of every server."""
-        return all(client.healthy for client in self._clients)
+        """Whether all are, and each is another: a prefix is whole only with the parts of every server."""
+        return all(client.healthy for client in self._clients) and self._same() is None
 
     @property
     def state_text(self) -> str:
         """One line about those that are not healthy."""
         texts = [f"{client.socket}: {client.state_text}" for client in self._clients if not client.healthy]
-        return "; ".join(texts) or "healthy"
+        return "; ".join(texts) or self._same() or "healthy"
 
     @property
     def chunk_size(self) -> int | None:
@@ -155,11 +155,26 @@ class Fleet:
                 away = error
         if len(set(sizes.values())) > 1:
             raise ServersDiffer(_difference(sizes))
+        same = self._same()
+        if same is not None:
+            raise ServersDiffer(same)
         if away is not None:
             raise away
         (size,) = set(sizes.values())
         assert size is not None
         return size
+
+    def _same(self) -> str | None:
+        """What to say where two sockets lead to one server, whose objects would hold the parts of one rank for both."""
+        found: dict[bytes, str] = {}
+        for client in self._clients:
+            boot_id = client.boot_id
+            if boot_id is not None and found.setdefault(boot_id, client.socket) != client.socket:
+                return (
+                    f"{found[boot_id]} and {client.socket} are one server: ranks of both would store their parts as the same "
+                    "ones. Name each server once, or start another"
+                )
+        return None
 
     def warnings(self) -> list[str]:
         """Warnings of the last negotiations."""
