@@ -121,17 +121,25 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
         "weights_id" => expect(text().is_some(), "text that is not empty"),
         "store" => expect(matches!(text(), Some("all" | "prompt")), "all or prompt"),
         "heartbeat_interval" | "deadline" | "lookup_wait" => expect(
-            value.as_f64().is_some_and(|seconds| seconds > 0.0),
-            "a number of seconds above 0",
+            value
+                .as_f64()
+                .is_some_and(|seconds| seconds > 0.0 && seconds <= SECONDS_MAX),
+            "a number of seconds above 0, up to a day",
         ),
         "checksums" => expect(value.is_boolean(), "true or false"),
         "preferred_base" | "credit_bytes" => expect(
-            value.as_u64().is_some_and(|count| count > 0),
-            "an integer above 0",
+            value
+                .as_u64()
+                .is_some_and(|count| count > 0 && count <= COUNT_MAX),
+            "an integer above 0, up to 2^62",
         ),
         _ => Err(format!("unknown setting; known are {}", KNOWN.join(", "))),
     }
 }
+
+/// What the connector takes at most.
+const SECONDS_MAX: f64 = 86_400.0;
+const COUNT_MAX: u64 = 1 << 62;
 
 /// The connector's settings, without their prefix.
 pub(super) const KNOWN: &[&str] = &[

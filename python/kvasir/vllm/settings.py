@@ -16,15 +16,20 @@ def _text(key: str, value: Any) -> str:
     return value
 
 
-def _positive(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ValueError(f"{key} is {value!r}; it has to be a number above 0")
+# Of any number of seconds and of any count; what is more is a slip, and does not fit where it goes.
+SECONDS_MAX = 86_400
+COUNT_MAX = 2**62
+
+
+def _seconds(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= SECONDS_MAX:
+        raise ValueError(f"{key} is {value!r}; it has to be a number above 0, up to {SECONDS_MAX}")
     return float(value)
 
 
 def _count(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{key} is {value!r}; it has to be an integer above 0")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= COUNT_MAX:
+        raise ValueError(f"{key} is {value!r}; it has to be an integer above 0, up to {COUNT_MAX}")
     return value
 
 
@@ -91,7 +96,7 @@ class Settings:
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any], kv_role: str = "kv_both") -> Settings:
         """Reads the engine's extra configuration; keys of other prefixes are not ours and are left alone."""
-        if kv_role not in _ROLES:
+        if not isinstance(kv_role, str) or kv_role not in _ROLES:
             raise ValueError(f"kv_role is {kv_role!r}; it has to be one of {', '.join(_ROLES)}")
         stores, loads = _ROLES[kv_role]
         own = {key: value for key, value in extra.items() if key.startswith(PREFIX)}
@@ -113,9 +118,9 @@ class Settings:
 
 _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "kvasir.socket": ("sockets", _sockets),
-    "kvasir.heartbeat_interval": ("heartbeat_interval", _positive),
-    "kvasir.deadline": ("deadline", _positive),
-    "kvasir.lookup_wait": ("lookup_wait", _positive),
+    "kvasir.heartbeat_interval": ("heartbeat_interval", _seconds),
+    "kvasir.deadline": ("deadline", _seconds),
+    "kvasir.lookup_wait": ("lookup_wait", _seconds),
     "kvasir.weights_id": ("weights_id", _text),
     "kvasir.store": ("store", _store),
     "kvasir.preferred_base": ("preferred_base", _count),
