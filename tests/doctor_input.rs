@@ -175,6 +175,25 @@ fn a_socket_given_to_the_command_counts_where_the_settings_name_none() {
 }
 
 #[test]
+fn two_paths_of_one_server_are_found() {
+    let server = ServerProcess::start();
+    let also = server.directory().join("also.sock");
+    std::os::unix::fs::symlink(server.socket(), &also).unwrap();
+    let mut engine = sound(server.socket());
+    set(
+        &mut engine,
+        "/kv_transfer_config/kv_connector_extra_config",
+        json!({"kvasir.socket": [server.socket(), also]}),
+    );
+    let output = examine(&engine);
+    assert_eq!(
+        output.findings(),
+        [("refused".to_owned(), "bad_setting".to_owned())]
+    );
+    assert!(output.stdout.contains("also.sock"), "{}", output.stdout);
+}
+
+#[test]
 fn input_that_is_none_gives_typed_errors() {
     let nested = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let deep = format!("{{\"kv_transfer_config\": {nested}}}");

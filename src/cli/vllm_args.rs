@@ -1,6 +1,6 @@
 //! `kvasir vllm-args`: the configuration that makes vLLM use this cache.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
@@ -56,13 +56,8 @@ pub(super) fn run(args: &VllmArgs) -> ExitCode {
 
 fn document(args: &VllmArgs) -> Result<Value, String> {
     let path = args.socket.clone().unwrap_or_else(socket::default_path);
-    let path = std::path::absolute(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let text = path
-        .to_str()
-        .ok_or_else(|| format!("{} is not UTF-8, which JSON cannot hold", path.display()))?;
-    check_socket(text)?;
     let mut extra = Map::new();
-    extra.insert("kvasir.socket".into(), json!(text));
+    extra.insert("kvasir.socket".into(), json!(absolute(&path)?));
     for setting in &args.settings {
         let (key, value) = setting
             .split_once('=')
@@ -94,11 +89,37 @@ fn check_socket(path: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Where an engine finds a socket, wherever it is started.
+fn absolute(path: &Path) -> Result<String, String> {
+    let there = std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text = there
+        .to_str()
+        .ok_or_else(|| format!("{} is not UTF-8, which JSON cannot hold", there.display()))?;
+    check_socket(text)?;
+    Ok(text.to_owned())
+}
+
 /// Reads a value as the connector will, which refuses what is wrong only once an engine starts.
 fn read_value(name: &str, text: &str) -> Result<Value, String> {
     let value = match name {
         // Text whatever it looks like: an identity of digits is no number.
-        "socket" | "weights_id" | "store" => json!(text),
+        "socket" => {
+            // One path, or a JSON list of several servers' paths.
+            let several = serde_json::from_str::<Vec<String>>(text).unwrap_or_default();
+            if several.is_empty() {
+                check_value(name, &json!(text))?;
+                return Ok(json!(absolute(Path::new(text))?));
+            }
+            let paths: Result<Vec<String>, String> = several
+                .iter()
+                .map(|path| {
+                    check_value(name, &json!(path))?;
+                    absolute(Path::new(path))
+                })
+                .collect();
+            return Ok(json!(paths?));
+        }
+        "weights_id" | "store" => json!(text),
         _ => serde_json::from_str(text).unwrap_or_else(|_| json!(text)),
     };
     check_value(name, &value).map(|()| value)
@@ -181,6 +202,21 @@ mod tests {
             },
         });
         assert_eq!(document, expected);
+    }
+
+    #[test]
+    fn sockets_are_absolute_and_may_be_several() {
+        let sockets = |setting: &str| {
+            document(&args(&[setting])).map(|it| it["kv_connector_extra_config"]["kvasir.socket"].clone())
+        };
+        let here = std::path::absolute("k.sock").unwrap();
+        assert_eq!(sockets("socket=k.sock").unwrap(), json!(here));
+        assert_eq!(
+            sockets(r#"socket=["/run/a", "k.sock"]"#).unwrap(),
+            json!(["/run/a", here])
+        );
+        assert!(sockets(r#"socket=["/run/a", ""]"#).is_err());
+        assert!(sockets("socket=").is_err());
     }
 
     #[test]

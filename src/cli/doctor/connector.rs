@@ -307,8 +307,11 @@ fn read_sockets(value: &Value, report: &mut Report) -> Vec<PathBuf> {
     }
     for value in values {
         match (vllm_args::check_value("socket", value), value.as_str()) {
-            (Ok(()), Some(path)) if sockets.iter().any(|known| known == Path::new(path)) => {
-                bad(&format!("{} is named twice; name each server once", shown(value)));
+            (Ok(()), Some(path)) if sockets.iter().any(|known| is_same(known, Path::new(path))) => {
+                bad(&format!(
+                    "{} is named twice, maybe by another path; name each server once",
+                    shown(value)
+                ));
             }
             (Ok(()), Some(path)) => sockets.push(path.into()),
             (Err(reason), _) => bad(&format!("{}: {reason}", shown(value))),
@@ -316,6 +319,11 @@ fn read_sockets(value: &Value, report: &mut Report) -> Vec<PathBuf> {
         }
     }
     sockets
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    let real = std::fs::canonicalize;
+    one == other || matches!((real(one), real(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 fn names(sockets: &[PathBuf], path: &Path) -> bool {
