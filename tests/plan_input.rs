@@ -3,7 +3,13 @@
 mod plan_support;
 
 use plan_support::*;
-use serde_json::json;
+use serde_json::{Value, json};
+
+/// The groups that an error names.
+fn indices(error: &Value) -> Vec<u64> {
+    let groups = error["groups"].as_array().unwrap().iter();
+    groups.map(|group| group["index"].as_u64().unwrap()).collect()
+}
 
 #[test]
 fn bad_groups_name_the_group_and_the_numbers() {
@@ -164,27 +170,15 @@ fn refusals_list_every_group() {
         &format!(r#"{{"groups":[{}]}}"#, groups.join(",")),
     );
     assert_eq!(error["kind"], "refused");
-    let indices: Vec<u64> = error["groups"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|g| g["index"].as_u64().unwrap())
-        .collect();
-    assert_eq!(indices, [0, 2, 3, 4]);
+    assert_eq!(indices(&error), [0, 2, 3, 4]);
 
     // Unreadable groups do not hide the others.
     let error = refused(
         &["groups", "-"],
         &format!(r#"{{"groups":[{},{},7]}}"#, groups[0], groups[1]),
     );
-    let indices: Vec<u64> = error["groups"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|g| g["index"].as_u64().unwrap())
-        .collect();
     assert_eq!(
-        (error["kind"].as_str().unwrap(), indices),
+        (error["kind"].as_str().unwrap(), indices(&error)),
         ("invalid", vec![0, 2])
     );
 }
@@ -205,13 +199,7 @@ fn bad_spans_are_listed_by_position() {
         ],
         "",
     );
-    let indices: Vec<u64> = error["groups"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|g| g["index"].as_u64().unwrap())
-        .collect();
-    assert_eq!(indices, [0, 2, 3]);
+    assert_eq!(indices(&error), [0, 2, 3]);
     assert_eq!(refused(&["chunk"], "")["kind"], "no_cacheable_group");
     assert_eq!(
         refused(&["chunk", "--span", "0"], "")["kind"],

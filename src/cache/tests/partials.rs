@@ -19,6 +19,23 @@ fn put(rig: &mut Rig, peers: &[Peer], rank: usize, chunk: u32) -> CommitOutcome 
         .unwrap()
 }
 
+/// Rank 0's part of the first chunk, in one run.
+fn first_part() -> StoreItem {
+    let (key, parent) = chain(1, 0);
+    StoreItem {
+        id: ObjectId { key, group: 0 },
+        parent,
+        skipped: false,
+        part: 0,
+        tokens: CHUNK,
+        held_from: 0,
+        bytes: 4 * UNIT,
+        checksum: 0,
+        first_extent: 0,
+        extent_count: 1,
+    }
+}
+
 fn skip(rig: &mut Rig, peers: &[Peer], rank: usize, chunk: u32) -> CommitOutcome {
     let (key, parent) = chain(1, chunk);
     let item = StoreItem {
@@ -63,20 +80,8 @@ fn visible_with_the_last_part_and_counted_as_granted_until_then() {
 fn a_part_sent_twice_is_a_retry_or_a_second_copy() {
     let mut rig = Rig::new(64);
     let r = ranks(&mut rig, 1, 2);
-    let (key, parent) = chain(1, 0);
     let extents = rig.core.grant(r[0].id, 4 * UNIT).unwrap();
-    let item = StoreItem {
-        id: ObjectId { key, group: 0 },
-        parent,
-        skipped: false,
-        part: 0,
-        tokens: CHUNK,
-        held_from: 0,
-        bytes: 4 * UNIT,
-        checksum: 0,
-        first_extent: 0,
-        extent_count: 1,
-    };
+    let item = first_part();
     for _ in 0..2 {
         assert_eq!(
             rig.commit(&r[0], &[item], &extents).unwrap().outcomes,
@@ -132,20 +137,8 @@ fn space_given_back_ends_no_partial_and_the_skip_that_follows_does() {
     let mut rig = Rig::new(128);
     let r = ranks(&mut rig, 1, 2);
     let before = rig.core.status().pool;
-    let (key, parent) = chain(1, 0);
     let extents = rig.core.grant(r[0].id, 4 * UNIT).unwrap();
-    let item = StoreItem {
-        id: ObjectId { key, group: 0 },
-        parent,
-        skipped: false,
-        part: 0,
-        tokens: CHUNK,
-        held_from: 0,
-        bytes: 4 * UNIT,
-        checksum: 0,
-        first_extent: 0,
-        extent_count: 1,
-    };
+    let item = first_part();
     let outcomes = rig.commit(&r[0], &[item], &extents).unwrap().outcomes;
     assert_eq!(outcomes, [PartAccepted]);
     let half = rig.core.status().pool;
