@@ -38,6 +38,7 @@ mod status;
 mod tails;
 #[cfg(all(test, not(loom)))]
 mod tests;
+pub mod turn;
 
 pub use self::core::Core;
 pub use api::*;

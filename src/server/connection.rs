@@ -1,6 +1,6 @@
 //! One connection: from the first frame to the last reply.
 //!
-//! May import `shm`, `wire`. No unsafe code.
+//! May import `shm`, `wire`, `cache`. No unsafe code.
 
 use std::io;
 use std::rc::Rc;
@@ -15,6 +15,7 @@ use tracing::{debug, info};
 use super::dispatch::{self, Session};
 use super::outbox::{Full, Outbox};
 use super::state::{ConnectionCount, Server};
+use crate::cache::turn::Turn;
 use crate::shm::fdpass::{FdPassError, PeerCred, recv_with_fds};
 use crate::wire::{
     DecodeError, ErrorCode, FrameError, FrameReader, Reply, Request, WireError, decode_request,
@@ -90,8 +91,8 @@ impl Connection {
         let hello_deadline = Instant::now() + HELLO_PATIENCE;
         loop {
             let step = match self.next_event(hello_deadline).await {
-                Event::Ready(ready) => self.transfer(ready),
-                Event::Draining => return self.last_frames(),
+                Event::Ready(ready) => self.transfer(ready).await,
+                Event::Draining => return self.last_frames().await,
                 Event::NoHello => {
                     let seconds = HELLO_PATIENCE.as_secs();
                     let error = WireError::new(
@@ -123,20 +124,20 @@ impl Connection {
     }
 
     /// Moves what the socket is ready for.
-    fn transfer(&mut self, ready: Ready) -> Result<(), End> {
+    async fn transfer(&mut self, ready: Ready) -> Result<(), End> {
         if ready.is_writable() {
             self.flush()?;
         }
         if ready.is_readable() {
-            self.receive()?;
+            self.receive().await?;
         }
         Ok(())
     }
 
     /// Answers what had arrived before the stop; nothing new is read after that.
-    fn last_frames(&mut self) -> End {
+    async fn last_frames(&mut self) -> End {
         for _ in 0..LAST_RECEIVES {
-            match self.receive() {
+            match self.receive().await {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(end) => return end,
@@ -146,7 +147,7 @@ impl Connection {
     }
 
     /// Receives once and answers the frames that are whole. False: nothing was there.
-    fn receive(&mut self) -> Result<bool, End> {
+    async fn receive(&mut self) -> Result<bool, End> {
         let space = match self.reader.space() {
             Ok(space) => space,
             Err(error) => return Err(self.refuse_frame(error)),
@@ -164,7 +165,7 @@ impl Connection {
             Ok(received) if received.bytes == 0 => Err(self.ended()),
             Ok(received) => {
                 self.reader.received(received.bytes);
-                self.answer_frames()?;
+                self.answer_frames().await?;
                 self.flush()?;
                 Ok(true)
             }
@@ -176,15 +177,21 @@ impl Connection {
         }
     }
 
-    fn answer_frames(&mut self) -> Result<(), End> {
+    async fn answer_frames(&mut self) -> Result<(), End> {
+        let mut turn = Turn::new();
         loop {
+            if turn.is_over() {
+                // What is answered goes out before others have their turn.
+                self.flush()?;
+                dispatch::next_turn(&mut turn).await;
+            }
             let decoded = match self.reader.next_frame() {
                 Ok(Some(frame)) => decode_request(frame),
                 Ok(None) => return Ok(()),
                 Err(error) => return Err(self.refuse_frame(error)),
             };
             match decoded {
-                Ok((id, request)) => self.answer(id, request)?,
+                Ok((id, request)) => self.answer(id, request, &mut turn).await?,
                 Err(bad) => {
                     let error = bad.error.to_wire();
                     debug!(pid = self.cred.pid, %error, "request refused");
@@ -197,11 +204,11 @@ impl Connection {
         }
     }
 
-    fn answer(&mut self, id: u64, request: Request) -> Result<(), End> {
+    async fn answer(&mut self, id: u64, request: Request, turn: &mut Turn) -> Result<(), End> {
         let Some(session) = &mut self.session else {
             return self.open(id, request);
         };
-        let reply = dispatch::answer(&self.server, session, request);
+        let reply = dispatch::answer(&self.server, session, request, turn).await;
         match reply {
             Reply::Error(error) => {
                 debug!(pid = self.cred.pid, %error, "request refused");

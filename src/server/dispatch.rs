@@ -9,6 +9,7 @@ use super::answer::Answer;
 use super::convert;
 use super::state::Server;
 use super::status::{self, SessionInfo};
+use crate::cache::turn::{Progress, Turn, Work};
 use crate::cache::{ClientId, ClientInfo, CommitRequest, Core, LookupRequest, TailList};
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
@@ -139,13 +140,43 @@ fn draining() -> WireError {
 }
 
 /// Answers a frame after the hello.
-pub(super) fn answer(server: &Server, session: &mut Session, request: Request) -> Reply {
+///
+/// Comes back between the turns of a long request, when others have been served; `turn` is what is left of the last one.
+pub(super) async fn answer(
+    server: &Server,
+    session: &mut Session,
+    request: Request,
+    turn: &mut Turn,
+) -> Reply {
     let changes = changes_totals(&request);
-    let reply = handle(server, session, request).unwrap_or_else(Reply::Error);
+    let reply = handle(server, session, request, turn)
+        .await
+        .unwrap_or_else(Reply::Error);
     if changes {
         server.publish_counters();
     }
     reply
+}
+
+/// What a request costs beside its work: its frame, its reply, a system call each.
+const REQUEST_STEPS: u32 = 16;
+
+/// Does a request's work, turn by turn; between two of them other connections are served.
+#[allow(dead_code, reason = "the requests move here one by one")]
+async fn work<W: Work>(server: &Server, mut work: W, turn: &mut Turn) -> Result<W::Answer, WireError> {
+    loop {
+        let progress = work.step(&mut server.core(), turn);
+        match progress.map_err(|e| e.to_wire())? {
+            Progress::Done(answer) => return Ok(answer),
+            Progress::More => next_turn(turn).await,
+        }
+    }
+}
+
+/// Lets every other connection that has something to do have its turn.
+pub(super) async fn next_turn(turn: &mut Turn) {
+    tokio::task::yield_now().await;
+    *turn = Turn::new();
 }
 
 /// Whether a request can move what the control region publishes.
@@ -156,7 +187,13 @@ fn changes_totals(request: &Request) -> bool {
     )
 }
 
-fn handle(server: &Server, session: &mut Session, request: Request) -> Result<Reply, WireError> {
+async fn handle(
+    server: &Server,
+    session: &mut Session,
+    request: Request,
+    turn: &mut Turn,
+) -> Result<Reply, WireError> {
+    turn.spend(REQUEST_STEPS);
     if server.is_draining() && takes_something_new(&request) {
         return Err(draining());
     }
@@ -177,8 +214,8 @@ fn handle(server: &Server, session: &mut Session, request: Request) -> Result<Re
         Request::Attach => ack(with_client(server, session, Core::attach)),
         Request::RegisterKvCache(request) => register(server, session, request),
         Request::UnregisterKvCache => ack(unregister(server, session)),
-        Request::Lookup(request) => lookup(server, session, &request),
-        Request::Retrieve(request) => retrieve(server, session, &request),
+        Request::Lookup(request) => lookup(server, session, request, turn).await,
+        Request::Retrieve(request) => retrieve(server, session, request, turn).await,
         Request::Release { pins } => ack(with_client(server, session, |core, client| {
             core.release(client, &pins)
         })),
@@ -192,7 +229,7 @@ fn handle(server: &Server, session: &mut Session, request: Request) -> Result<Re
                 extents: convert::extents_to_wire(&extents),
             })
         }
-        Request::Commit(request) => commit(server, session, &request),
+        Request::Commit(request) => commit(server, session, request, turn).await,
         Request::Abort { extents } => {
             let extents = convert::extents(&extents);
             ack(with_client(server, session, |core, client| {
@@ -353,7 +390,12 @@ fn check_alignment(request: &RegisterKvCache, chunk_size: u32) -> Result<(), Wir
     Ok(())
 }
 
-fn lookup(server: &Server, session: &mut Session, request: &Lookup) -> Result<Reply, WireError> {
+async fn lookup(
+    server: &Server,
+    session: &mut Session,
+    request: Lookup,
+    _turn: &mut Turn,
+) -> Result<Reply, WireError> {
     require_bound(server, session)?;
     let tails = TailList::new(convert::tails(&request.tails));
     let request = LookupRequest {
@@ -370,7 +412,12 @@ fn lookup(server: &Server, session: &mut Session, request: &Lookup) -> Result<Re
     Ok(Reply::Lookup(convert::lookup_reply(found)))
 }
 
-fn retrieve(server: &Server, session: &mut Session, request: &Retrieve) -> Result<Reply, WireError> {
+async fn retrieve(
+    server: &Server,
+    session: &mut Session,
+    request: Retrieve,
+    _turn: &mut Turn,
+) -> Result<Reply, WireError> {
     require_bound(server, session)?;
     let ids = convert::object_ids(&request.ids);
     let (seed, label, part) = (request.domain_seed, request.session, request.part);
@@ -380,7 +427,12 @@ fn retrieve(server: &Server, session: &mut Session, request: &Retrieve) -> Resul
     Ok(Reply::Retrieve(convert::retrieve_reply(places)))
 }
 
-fn commit(server: &Server, session: &mut Session, request: &Commit) -> Result<Reply, WireError> {
+async fn commit(
+    server: &Server,
+    session: &mut Session,
+    request: Commit,
+    _turn: &mut Turn,
+) -> Result<Reply, WireError> {
     require_bound(server, session)?;
     let items = convert::store_items(&request.items);
     let (extents, supersedes) = (
