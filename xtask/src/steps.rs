@@ -20,6 +20,28 @@ impl<'a> Step<'a> {
     }
 }
 
+/// Keeps the steps that are named, in their own order; all of them when none is.
+///
+/// # Errors
+/// A name that no step has, with those that there are.
+pub(crate) fn only<'a>(steps: Vec<Step<'a>>, names: &[String]) -> Result<Vec<Step<'a>>> {
+    for name in names {
+        if !steps.iter().any(|step| step.name == name) {
+            bail!(
+                "there is no step `{name}`; the steps are {}",
+                list(&steps).join(", ")
+            );
+        }
+    }
+    let wanted = |step: &Step<'_>| names.is_empty() || names.iter().any(|name| step.name == name);
+    Ok(steps.into_iter().filter(wanted).collect())
+}
+
+/// The names of steps, in order.
+pub(crate) fn list(steps: &[Step<'_>]) -> Vec<&'static str> {
+    steps.iter().map(|step| step.name).collect()
+}
+
 /// What came of a list of steps.
 #[derive(Debug, Default)]
 struct Outcome {
@@ -111,6 +133,23 @@ mod tests {
     fn the_error_names_the_step() {
         let error = run(vec![Step::new("lint", || bail!("two warnings"))]).unwrap_err();
         assert_eq!(error.to_string(), "step `lint` failed: two warnings");
+    }
+
+    #[test]
+    fn steps_are_chosen_by_name_and_keep_their_order() {
+        let steps = || {
+            ["one", "two", "three"]
+                .map(|name| Step::new(name, || Ok(())))
+                .into()
+        };
+        let names = |wanted: &[&str]| {
+            let wanted: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+            only(steps(), &wanted).map(|steps| list(&steps))
+        };
+        assert_eq!(names(&[]).unwrap(), ["one", "two", "three"]);
+        assert_eq!(names(&["three", "one"]).unwrap(), ["one", "three"]);
+        let error = names(&["one", "four"]).unwrap_err().to_string();
+        assert_eq!(error, "there is no step `four`; the steps are one, two, three");
     }
 
     #[test]

@@ -15,6 +15,12 @@ pub(crate) struct Options {
     /// Leave out the end-to-end tests with a real vLLM, which take most of the time
     #[arg(long)]
     no_vllm: bool,
+    /// Run this step alone; may be given several times (`--list` shows the names)
+    #[arg(long, value_name = "STEP", conflicts_with = "no_vllm")]
+    only: Vec<String>,
+    /// Print the names of the steps, in the order in which they run
+    #[arg(long)]
+    list: bool,
     /// Directory of the vLLM environment; made if it is not there
     #[arg(long, default_value = vllm_env::DEFAULT_DIRECTORY)]
     venv: PathBuf,
@@ -37,19 +43,23 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             command::run(cargo().args(["fmt", "--all", "--check"]))
         }),
         Step::new("layers", layers::run),
-        Step::new("generated code", || codegen::run(true)),
+        Step::new("codegen", || codegen::run(true)),
         Step::new("clippy", clippy),
         Step::new("docs", docs),
-        Step::new("rust tests", rust_tests),
+        Step::new("rust", rust_tests),
         Step::new("loom", loom),
-        Step::new("python tests", python_tests),
+        Step::new("python", python_tests),
     ];
     if options.no_vllm {
         println!("--no-vllm: the end-to-end tests with a real vLLM do not run");
     } else {
-        list.push(Step::new("vllm end to end", || vllm_tests(options)));
+        list.push(Step::new("vllm", || vllm_tests(options)));
     }
-    steps::run(list)
+    if options.list {
+        steps::list(&list).iter().for_each(|name| println!("{name}"));
+        return Ok(());
+    }
+    steps::run(steps::only(list, &options.only)?)
 }
 
 fn clippy() -> Result<()> {
