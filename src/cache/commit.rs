@@ -6,7 +6,7 @@ use super::api::{ClientId, CommitAnswer, CommitOutcome, CommitRequest, ObjectId,
 use super::core::{Core, RankRegistration};
 use super::error::CoreError;
 use super::evict::{Later, Need};
-use super::partials::PartialKey;
+use super::partials::{PartialKey, Seen};
 use super::place::Place;
 use super::record::{Holding, RecordWords};
 use super::registry::Domain;
@@ -203,14 +203,18 @@ impl Core {
             return Ok(part.is_some_and(|p| p.extents == entry.extents));
         }
         let partial = self.partials.get(&context.key(&item.id));
-        let part = partial.and_then(|p| p.parts.get(usize::from(item.part))?.as_ref());
-        Ok(part.is_some_and(|(body, _)| body.extents == entry.extents))
+        let part = partial.and_then(|partial| partial.part(item.part));
+        Ok(part.is_some_and(|part| part.body.extents == entry.extents))
     }
 
     fn store(&mut self, context: &Context, entry: &Checked<'_>) -> Result<CommitOutcome, CoreError> {
         let item = entry.item;
         let key = context.key(&item.id);
-        let exists = self.index.reader().probe(&item.id).is_some();
+        let holder = self.index.reader().lookup(&item.id);
+        let exists = holder.is_some_and(|view| view.domain == context.domain);
+        if holder.is_some() && !exists {
+            return self.name_is_taken(context, entry);
+        }
         if item.skipped {
             return self.skip(context, item, exists);
         }
@@ -230,11 +234,7 @@ impl Core {
             return self.refuse(context, entry, CommitOutcome::Skipped);
         }
         if let Some(partial) = self.partials.get(&key) {
-            let taken = partial
-                .parts
-                .get(usize::from(item.part))
-                .is_none_or(Option::is_some);
-            if taken || partial.tokens != item.tokens {
+            if partial.part(item.part).is_some() || partial.tokens != item.tokens {
                 return self.refuse(context, entry, CommitOutcome::Exists);
             }
         } else if let Some(refusal) = self.open_partial(context, item)? {
@@ -261,6 +261,16 @@ impl Core {
             return self.publish(&key);
         }
         Ok(CommitOutcome::PartAccepted)
+    }
+
+    /// An object of another domain has this name, and the index has one of a name. Keys are computed from their domain, so
+    /// whoever stores this does not do that: it is not there, and cannot be.
+    fn name_is_taken(&mut self, context: &Context, entry: &Checked<'_>) -> Result<CommitOutcome, CoreError> {
+        match (entry.item.skipped, entry.retry) {
+            (true, _) => Ok(CommitOutcome::Skipped),
+            (false, true) => Ok(CommitOutcome::Dropped),
+            (false, false) => self.refuse(context, entry, CommitOutcome::Dropped),
+        }
     }
 
     fn refuse(
@@ -298,8 +308,7 @@ impl Core {
                 .domain(context.domain)?
                 .group(item.id.group)
                 .map_or(1, |g| g.parts);
-            let seen = (0..parts).map(|p| p == item.part).collect();
-            self.partials.mark_ended(key, seen);
+            self.partials.mark_ended(key, Seen::only(item.part, parts));
         }
         Ok(CommitOutcome::Skipped)
     }
@@ -370,6 +379,7 @@ impl Context {
     pub(super) fn key(&self, id: &ObjectId) -> PartialKey {
         PartialKey {
             instance: self.instance,
+            domain: self.domain,
             id: *id,
         }
     }

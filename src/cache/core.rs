@@ -279,17 +279,15 @@ impl Core {
         }
         let instance = self.client(client)?.info.engine_instance;
         let domain = self.registry.register(registration, self.pool.frames())?;
-        let same_rank = |c: &&Client| {
-            let rank = c.registration.as_ref().map(|r| r.rank);
-            c.info.engine_instance == instance && (c.id == client || rank == Some(registration.rank))
+        // What is incomplete is of one engine in one domain, so nothing else of that engine ends.
+        let begins_anew = |c: &Client| {
+            let old = c.registration.as_ref()?;
+            let same_rank = old.domain == domain && old.rank == registration.rank;
+            (c.info.engine_instance == instance && (c.id == client || same_rank)).then_some(old.domain)
         };
-        let again = self
-            .clients
-            .iter()
-            .flatten()
-            .any(|c| same_rank(&c) && c.registration.is_some());
-        if again {
-            self.end_instance(&instance)?;
+        let ended: BTreeSet<u32> = self.clients.iter().flatten().filter_map(begins_anew).collect();
+        for domain in ended {
+            self.end_instance(&instance, domain)?;
         }
         let new = RankRegistration {
             domain,
@@ -312,7 +310,7 @@ impl Core {
         let entry = self.client_mut(client)?;
         let instance = entry.info.engine_instance;
         if let Some(old) = entry.registration.take() {
-            self.end_instance(&instance)?;
+            self.end_instance(&instance, old.domain)?;
             self.registry.unregister(old.domain);
         }
         Ok(())
@@ -357,11 +355,11 @@ impl Core {
         Ok(client)
     }
 
-    fn end_instance(&mut self, instance: &[u8; 16]) -> Result<(), CoreError> {
-        for key in self.partials.of_instance(instance) {
+    fn end_instance(&mut self, instance: &[u8; 16], domain: u32) -> Result<(), CoreError> {
+        for key in self.partials.of_engine(instance, domain) {
             self.end_partial(&key, Later::Welcome)?;
         }
-        self.partials.forget_ended(instance);
+        self.partials.forget_ended(instance, domain);
         Ok(())
     }
 }

@@ -269,10 +269,12 @@ impl Core {
             self.close_record(partial.record);
             self.counters.ended_partials += 1;
             freed?;
-            let mut seen: Vec<bool> = partial.parts.iter().map(Option::is_some).collect();
+            let mut seen = partial.seen();
             match later {
                 Later::Welcome => continue,
-                Later::SkippedBy(part) if ended == *key => seen[usize::from(part)] = true,
+                Later::SkippedBy(part) if ended == *key => {
+                    seen.note(part);
+                }
                 Later::SkippedBy(_) | Later::TurnedAway => {}
             }
             self.partials.mark_ended(ended, seen);

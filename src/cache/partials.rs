@@ -11,13 +11,26 @@ use crate::pool::body::PartBody;
 /// Marks of ended partials that are remembered.
 const MAX_ENDED: usize = 65536;
 
-/// Names a partial: two engines build two of one object.
+/// Names a partial: two engines build two of one object, and what two domains call by one key is not the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct PartialKey {
     /// The engine.
     pub(super) instance: [u8; 16],
+    /// Number of the domain, whose sizes and numbers of parts hold for all of it.
+    pub(super) domain: u32,
     /// The object.
     pub(super) id: ObjectId,
+}
+
+/// One part of an incomplete object.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// Its number.
+    pub(super) number: u16,
+    /// Its bytes.
+    pub(super) body: PartBody,
+    /// Who brought it.
+    pub(super) by: ClientId,
 }
 
 /// An incomplete object.
@@ -29,8 +42,10 @@ pub(super) struct Partial {
     pub(super) tokens: u32,
     /// The first token that all parts so far hold.
     pub(super) held_from: u32,
-    /// The parts that are there, and who brought them.
-    pub(super) parts: Vec<Option<(PartBody, ClientId)>>,
+    /// The parts that are there, in the order of their numbers: what is missing takes no memory.
+    parts: Vec<Part>,
+    /// Parts of the whole object.
+    of: u16,
     /// The client that brought the first part, and how many commits it had made by then.
     pub(super) opened: (ClientId, u64),
     seq: u64,
@@ -39,20 +54,89 @@ pub(super) struct Partial {
 impl Partial {
     /// Whether all parts are there.
     pub(super) fn is_complete(&self) -> bool {
-        self.parts.iter().all(Option::is_some)
+        self.parts.len() == usize::from(self.of)
+    }
+
+    /// The parts that are there, by number.
+    pub(super) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// A part, if it is there.
+    pub(super) fn part(&self, number: u16) -> Option<&Part> {
+        let at = self.parts.binary_search_by_key(&number, |p| p.number).ok()?;
+        self.parts.get(at)
+    }
+
+    /// Which parts have come.
+    pub(super) fn seen(&self) -> Seen {
+        let mut seen = Seen::none(self.of);
+        for part in &self.parts {
+            seen.note(part.number);
+        }
+        seen
     }
 
     /// The runs of all parts that are there.
     pub(super) fn extents(&self) -> Vec<Extent> {
-        let parts = self.parts.iter().flatten();
-        parts.flat_map(|(body, _)| body.extents.iter().copied()).collect()
+        let parts = self.parts.iter();
+        parts.flat_map(|part| part.body.extents.iter().copied()).collect()
+    }
+}
+
+/// Which parts of an object have come, a bit for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    of: u16,
+    /// Of the first 64 parts, which are all in most engines.
+    first: u64,
+    others: Box<[u64]>,
+}
+
+impl Seen {
+    /// None of so many parts.
+    pub(super) fn none(of: u16) -> Self {
+        let words = usize::from(of).div_ceil(64);
+        Self {
+            of,
+            first: 0,
+            others: vec![0; words.saturating_sub(1)].into_boxed_slice(),
+        }
+    }
+
+    /// Only this of so many parts.
+    pub(super) fn only(part: u16, of: u16) -> Self {
+        let mut seen = Self::none(of);
+        seen.note(part);
+        seen
+    }
+
+    /// Notes a part, if there is one of that number. Whether it had come before.
+    pub(super) fn note(&mut self, part: u16) -> bool {
+        if part >= self.of {
+            return false;
+        }
+        let word = match usize::from(part / 64).checked_sub(1) {
+            None => &mut self.first,
+            Some(at) => &mut self.others[at],
+        };
+        let bit = 1 << (part % 64);
+        let before = *word & bit != 0;
+        *word |= bit;
+        before
+    }
+
+    /// Whether all have come.
+    pub(super) fn is_all(&self) -> bool {
+        let others = self.others.iter().map(|word| word.count_ones()).sum::<u32>();
+        self.first.count_ones() + others == u32::from(self.of)
     }
 }
 
 /// A partial that ended before all its parts had come: the parts still to come are turned away.
 #[derive(Clone, Debug)]
 struct Ended {
-    seen: Vec<bool>,
+    seen: Seen,
     seq: u64,
 }
 
@@ -94,7 +178,8 @@ impl Partials {
             record,
             tokens,
             held_from: 0,
-            parts: vec![None; parts.into()],
+            parts: Vec::with_capacity(1),
+            of: parts,
             opened,
             seq: self.seq,
         };
@@ -113,8 +198,21 @@ impl Partials {
         let Some(partial) = self.all.get_mut(key) else {
             return false;
         };
+        let part = Part {
+            number: part,
+            body,
+            by: client,
+        };
+        // One that is there already, or is none of the object's, is the caller's to turn away.
+        let (Err(at), true) = (
+            partial.parts.binary_search_by_key(&part.number, |p| p.number),
+            part.number < partial.of,
+        ) else {
+            debug_assert!(false, "part {} of {} is not missing", part.number, partial.of);
+            return false;
+        };
         partial.held_from = partial.held_from.max(held_from);
-        partial.parts[usize::from(part)] = Some((body, client));
+        partial.parts.insert(at, part);
         partial.is_complete()
     }
 
@@ -131,16 +229,16 @@ impl Partials {
         Some(partial)
     }
 
-    /// Partials of one object, of whatever engine.
+    /// Partials of one name, of whatever engine and domain.
     pub(super) fn of_object(&self, id: &ObjectId) -> Vec<PartialKey> {
         self.by_id.get(id).cloned().unwrap_or_default()
     }
 
-    /// Partials of one engine, the oldest first.
-    pub(super) fn of_instance(&self, instance: &[u8; 16]) -> Vec<PartialKey> {
+    /// Partials of one engine in one domain, the oldest first.
+    pub(super) fn of_engine(&self, instance: &[u8; 16], domain: u32) -> Vec<PartialKey> {
         self.iter()
             .map(|(key, _)| *key)
-            .filter(|key| key.instance == *instance)
+            .filter(|key| key.is_of(instance, domain))
             .collect()
     }
 
@@ -151,8 +249,8 @@ impl Partials {
 
     /// Remembers that a partial has ended and which of its parts have come, so that the rest do not begin
     /// it anew. Nothing to remember when all have.
-    pub(super) fn mark_ended(&mut self, key: PartialKey, seen: Vec<bool>) {
-        if seen.iter().all(|s| *s) {
+    pub(super) fn mark_ended(&mut self, key: PartialKey, seen: Seen) {
+        if seen.is_all() {
             return;
         }
         self.seq += 1;
@@ -174,11 +272,8 @@ impl Partials {
         let Some(ended) = self.ended.get_mut(key) else {
             return false;
         };
-        let again = match ended.seen.get_mut(usize::from(part)) {
-            Some(seen) => std::mem::replace(seen, true),
-            None => false,
-        };
-        if again || ended.seen.iter().all(|s| *s) {
+        let again = ended.seen.note(part);
+        if again || ended.seen.is_all() {
             self.ended.remove(key);
         }
         !again
@@ -188,13 +283,19 @@ impl Partials {
     /// begin one that this part would be missing from.
     pub(super) fn not_needed(&mut self, key: PartialKey, part: u16, parts: u16) {
         if !self.turned_away(&key, part) {
-            self.mark_ended(key, (0..parts).map(|p| p == part).collect());
+            self.mark_ended(key, Seen::only(part, parts));
         }
     }
 
-    /// Forgets what ended of an engine: its ranks begin anew.
-    pub(super) fn forget_ended(&mut self, instance: &[u8; 16]) {
-        self.ended.retain(|key, _| key.instance != *instance);
+    /// Forgets what ended of an engine in a domain: its ranks begin anew.
+    pub(super) fn forget_ended(&mut self, instance: &[u8; 16], domain: u32) {
+        self.ended.retain(|key, _| !key.is_of(instance, domain));
+    }
+}
+
+impl PartialKey {
+    fn is_of(&self, instance: &[u8; 16], domain: u32) -> bool {
+        self.instance == *instance && self.domain == domain
     }
 }
 
@@ -206,6 +307,7 @@ mod tests {
     fn key(n: u8, instance: u8) -> PartialKey {
         PartialKey {
             instance: [instance; 16],
+            domain: 4,
             id: ObjectId {
                 key: ChunkKey::from_bytes([n; 32]),
                 group: 0,
@@ -231,13 +333,47 @@ mod tests {
     }
 
     #[test]
+    fn parts_that_are_missing_take_no_memory() {
+        let mut partials = Partials::default();
+        partials.open(key(1, 1), 5, 256, 1024, (CLIENT, 0));
+        partials.add_part(&key(1, 1), 1000, PartBody::default(), 0, CLIENT);
+        let partial = partials.get(&key(1, 1)).unwrap();
+        assert_eq!((partial.parts.capacity(), partial.parts().len()), (1, 1));
+        assert!(partial.part(1000).is_some() && partial.part(0).is_none());
+        for part in (0..1024).filter(|part| *part != 1000) {
+            let complete = partials.add_part(&key(1, 1), part, PartBody::default(), 0, CLIENT);
+            assert_eq!(complete, part == 1023, "part {part}");
+        }
+        let numbers = partials.get(&key(1, 1)).unwrap().parts().iter().map(|p| p.number);
+        assert!(numbers.eq(0..1024));
+    }
+
+    #[test]
+    fn parts_that_have_come_are_noted_by_their_bits() {
+        for of in [1, 63, 64, 65, 1024] {
+            let mut seen = Seen::none(of);
+            assert!(
+                !seen.note(of) && !seen.note(u16::MAX),
+                "none of {of} has that number"
+            );
+            for part in 0..of {
+                assert!(!seen.is_all());
+                assert!(!seen.note(part));
+                assert!(seen.note(part));
+            }
+            assert!(seen.is_all());
+        }
+    }
+
+    #[test]
     fn found_by_object_by_engine_and_by_age() {
         let mut partials = Partials::default();
         for (n, instance) in [(3, 1), (1, 2), (1, 1)] {
             partials.open(key(n, instance), n.into(), 256, 2, (CLIENT, 0));
         }
         assert_eq!(partials.of_object(&key(1, 0).id), [key(1, 2), key(1, 1)]);
-        assert_eq!(partials.of_instance(&[1; 16]), [key(3, 1), key(1, 1)]);
+        assert_eq!(partials.of_engine(&[1; 16], 4), [key(3, 1), key(1, 1)]);
+        assert!(partials.of_engine(&[1; 16], 5).is_empty(), "another domain");
         partials.take(&key(3, 1));
         assert_eq!(partials.iter().next().unwrap().0, &key(1, 2));
     }
@@ -245,7 +381,7 @@ mod tests {
     #[test]
     fn parts_of_an_ended_partial_are_turned_away_once_each() {
         let mut partials = Partials::default();
-        partials.mark_ended(key(1, 1), vec![true, false, false]);
+        partials.mark_ended(key(1, 1), Seen::only(0, 3));
         assert!(!partials.turned_away(&key(1, 2), 1));
         assert!(partials.turned_away(&key(1, 1), 1));
         assert!(partials.turned_away(&key(1, 1), 2));
@@ -253,14 +389,17 @@ mod tests {
             !partials.turned_away(&key(1, 1), 0),
             "all parts have come: the next store is a new one"
         );
-        partials.mark_ended(key(1, 1), vec![false, true]);
+        partials.mark_ended(key(1, 1), Seen::only(1, 2));
         assert!(
             !partials.turned_away(&key(1, 1), 1),
             "a part of the next computation"
         );
         assert!(!partials.turned_away(&key(1, 1), 0));
-        partials.mark_ended(key(1, 1), vec![false, true]);
-        partials.forget_ended(&[1; 16]);
+        partials.mark_ended(key(1, 1), Seen::only(1, 2));
+        partials.forget_ended(&[1; 16], 5);
+        assert!(partials.turned_away(&key(1, 1), 0), "that was another domain");
+        partials.mark_ended(key(1, 1), Seen::only(1, 2));
+        partials.forget_ended(&[1; 16], 4);
         assert!(!partials.turned_away(&key(1, 1), 0));
     }
 
@@ -270,7 +409,7 @@ mod tests {
         for n in 0..MAX_ENDED + 10 {
             let mut key = key(1, 1);
             key.id.key = ChunkKey::from_bytes(*blake3::hash(&n.to_le_bytes()).as_bytes());
-            partials.mark_ended(key, vec![false]);
+            partials.mark_ended(key, Seen::none(1));
         }
         assert_eq!(partials.ended.len(), MAX_ENDED);
     }

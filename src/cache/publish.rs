@@ -25,8 +25,7 @@ impl Core {
             held_from: partial.held_from,
         };
         let tail = self.domain(range.domain)?.tail_bit(range.tokens);
-        let parts = partial.parts.iter().flatten();
-        let parts: Vec<PartBody> = parts.map(|(body, _)| body.clone()).collect();
+        let parts: Vec<PartBody> = partial.parts().iter().map(|part| part.body.clone()).collect();
         let parent = self.records.get(record).parent;
         if parent.is_some_and(|p| self.records.get(p).state != RecordState::Live) {
             self.end_partial(key, Later::TurnedAway)?;
@@ -64,7 +63,7 @@ impl Core {
         self.show_children(self.records.chunk_before(record));
         self.counters.stored_objects += 1;
         self.counters.stored_bytes += parts.iter().map(|p| p.bytes).sum::<u64>();
-        self.end_rivals(&key.id, record)?;
+        self.end_rivals(key, record)?;
         Ok(CommitOutcome::Published)
     }
 
@@ -89,13 +88,17 @@ impl Core {
     }
 
     /// Other engines' partials of an object that is complete now: their space returns, and what hangs under
-    /// them hangs under the object.
-    fn end_rivals(&mut self, id: &ObjectId, record: u32) -> Result<(), CoreError> {
-        for rival in self.partials.of_object(id) {
+    /// them hangs under the object. Those of another domain can never have the name, and end with all that hangs under them.
+    fn end_rivals(&mut self, winner: &PartialKey, record: u32) -> Result<(), CoreError> {
+        for rival in self.partials.of_object(&winner.id) {
             let Some(old) = self.partials.get(&rival).map(|p| p.record) else {
                 continue;
             };
-            for key in self.partials_under(old) {
+            let under = match rival.domain == winner.domain {
+                true => self.partials_under(old),
+                false => Vec::new(),
+            };
+            for key in under {
                 if let Some(child) = self.partials.get(&key).map(|p| p.record) {
                     self.records.attach(child, Some(record));
                 }

@@ -92,9 +92,9 @@ impl Core {
     }
 
     fn partial_frames(&self, client: ClientId) -> u64 {
-        let parts = self.partials.iter().flat_map(|(_, p)| p.parts.iter().flatten());
-        let own = parts.filter(|(_, by)| *by == client);
-        own.map(|(body, _)| count_frames(&body.extents)).sum()
+        let parts = self.partials.iter().flat_map(|(_, partial)| partial.parts());
+        let own = parts.filter(|part| part.by == client);
+        own.map(|part| count_frames(&part.body.extents)).sum()
     }
 
     /// Recomputes every total and checks every invariant. Walks everything: for tests and diagnosis.
