@@ -57,10 +57,10 @@ class Server:
         self.log = os.path.join(directory, "log")
         self.process = None
 
-    def start(self, *more: str, chunk_size: int = CHUNK, pool_size: str = "32MiB") -> None:
+    def start(self, *more: str, chunk_size: int | None = CHUNK, pool_size: str = "32MiB") -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")}
         command = [program(), "serve", "--socket", self.socket, "--pool-size", pool_size]
-        command += ["--chunk-size", str(chunk_size), *more]
+        command += [*(() if chunk_size is None else ("--chunk-size", str(chunk_size))), *more]
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
         with contextlib.closing(client(self.socket, "tool")) as tool:

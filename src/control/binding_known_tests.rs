@@ -1,6 +1,7 @@
 //! A size that is known before anybody asks: of an earlier server, of the pool, or agreed on elsewhere.
 
 use super::*;
+use crate::geometry::chunk::MAX_CHUNK_TOKENS;
 
 #[test]
 fn a_previous_size_is_kept_when_it_suits() {
@@ -29,12 +30,64 @@ fn a_previous_size_is_kept_when_it_suits() {
         256,
         "fixed allows one size"
     );
-    assert_eq!(with(binding(Minimum::Auto, Policy::Negotiate), 512, &[16]), 512);
-    assert_eq!(
-        with(binding(Minimum::Auto, Policy::Negotiate), 128, &[16]),
-        256,
-        "below the minimum of auto"
-    );
+}
+
+/// Under `auto` a minimum is a wish: an engine that joined a smaller size than it prefers goes on at that size.
+#[test]
+fn auto_keeps_every_previous_size_that_suits_the_alignment() {
+    let with = |previous_size, preferred_base, tokens: &[u64]| {
+        binding(Minimum::Auto, Policy::Negotiate).negotiate(NegotiateRequest {
+            previous_size,
+            preferred_base,
+            ..request(tokens)
+        })
+    };
+    // (previous, preferred, span) and what is bound
+    let table = [
+        ((64, 256, 16), 64),
+        ((64, 64, 16), 64),
+        ((64, 0, 16), 64),
+        ((16, 1024, 16), 16),
+        ((544, 64, 16), 544),
+        ((512, 0, 16), 512),
+        ((MAX_CHUNK_TOKENS, 64, 16), MAX_CHUNK_TOKENS),
+        // Those that do not suit: the preference decides, or 256.
+        ((72, 256, 16), 256),
+        ((72, 64, 16), 64),
+        ((0, 64, 16), 64),
+        ((0, 0, 16), 256),
+        ((MAX_CHUNK_TOKENS + 16, 64, 16), 64),
+        ((64, 256, 544), 544),
+    ];
+    for ((previous, preferred, span), expected) in table {
+        let bound = u64::from(size(with(previous, preferred, &[span])));
+        assert_eq!(
+            bound, expected,
+            "previous {previous}, preferred {preferred}, span {span}"
+        );
+    }
+    // A preference that no server could serve stands in nobody's way who has a size, and is refused otherwise.
+    assert_eq!(size(with(64, u64::MAX, &[16])), 64);
+    assert!(matches!(
+        with(72, u64::MAX, &[16]),
+        Err(BindError::Arithmetic { .. })
+    ));
+}
+
+/// Two engines that ran at one size before, in both orders, with whatever they prefer.
+#[test]
+fn engines_of_one_size_find_it_again_in_any_order() {
+    for order in [[64, 256], [256, 64]] {
+        let binding = binding(Minimum::Auto, Policy::Negotiate);
+        for preferred_base in order {
+            let again = NegotiateRequest {
+                previous_size: 64,
+                preferred_base,
+                ..request(&[16])
+            };
+            assert_eq!(size(binding.negotiate(again)), 64, "{order:?}");
+        }
+    }
 }
 
 #[test]

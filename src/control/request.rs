@@ -88,9 +88,18 @@ pub(super) fn select_size(
         source,
         spans: spans.clone(),
     };
+    // A model that joined another's size could never come back after a restart otherwise: whichever engine is first, all
+    // that ran at one size go on at it. What this one would prefer now is no reason against it, nor is a preference that
+    // makes no sense.
+    let previous_suits = previous_size > 0
+        && previous_size <= MAX_CHUNK_TOKENS
+        && previous_size.is_multiple_of(alignment)
+        && config.admits(previous_size);
+    if previous_suits {
+        return Ok(previous_size as u32);
+    }
     let minimum = config.minimum_for(preferred_base).map_err(arithmetic)?;
     if config.policy() == Policy::Fixed {
-        // The previous size is allowed by this policy only if it is this one.
         if !minimum.is_multiple_of(alignment) {
             let (chunk_size, spans) = (minimum as u32, spans.clone());
             return Err(BindError::FixedIncompatible {
@@ -100,13 +109,6 @@ pub(super) fn select_size(
             });
         }
         return Ok(minimum as u32);
-    }
-    // A model that joined a larger size than its own could never come back after a restart otherwise.
-    let previous_suits = previous_size >= minimum
-        && previous_size <= MAX_CHUNK_TOKENS
-        && previous_size.is_multiple_of(alignment);
-    if previous_suits {
-        return Ok(previous_size as u32);
     }
     let size = resolve_chunk(alignment, minimum).map_err(arithmetic)?;
     Ok(size as u32) // at most MAX_CHUNK_TOKENS

@@ -459,12 +459,13 @@ pub mod kvasir {
         pub struct CommitOutcome(pub u8);
         #[allow(non_upper_case_globals)]
         impl CommitOutcome {
-            /// Visible now, or this part arrived and others are awaited.
+            /// Visible now.
             pub const Published: Self = Self(0);
+            /// This part arrived and others are awaited.
             pub const PartAccepted: Self = Self(1);
-            /// The key exists; the first copy stays, the space went back.
+            /// The key exists; the first copy stays. From here on the space went back to the pool.
             pub const Exists: Self = Self(2);
-            /// The parent object is not live: store again from the first missing chunk.
+            /// What it hangs under is not there: store again from the first missing chunk.
             pub const NoParent: Self = Self(3);
             /// Another rank cannot store it.
             pub const Skipped: Self = Self(4);
@@ -1352,7 +1353,7 @@ pub mod kvasir {
             }
         }
 
-        /// One descriptor of the HelloReply frame, in the order in which they ride.
+        /// One descriptor of the HelloReply frame, in the order in which they ride. Liveness: `offset` is the byte to lock.
         // struct Region, aligned to 8
         #[repr(transparent)]
         #[derive(Clone, Copy, PartialEq)]
@@ -1618,6 +1619,7 @@ pub mod kvasir {
                 }
             }
 
+            /// Tokens of one of its blocks; 0 for a group that is not cached.
             pub fn tokens(&self) -> u64 {
                 let mut mem =
                     ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
@@ -1919,7 +1921,8 @@ pub mod kvasir {
             }
         }
 
-        /// A partial chunk of the prompt: `tokens` tokens of chunk `chunk`, a multiple of the alignment.
+        /// A partial chunk of the prompt: `tokens` tokens of chunk `chunk`, a multiple of the alignment and less than a chunk.
+        /// `chunk` is at most the number of keys of the lookup.
         // struct TailKey, aligned to 4
         #[repr(transparent)]
         #[derive(Clone, Copy, PartialEq)]
@@ -2171,7 +2174,7 @@ pub mod kvasir {
                 }
             }
 
-            /// Its bit in the words of the index that tell what is beside a record.
+            /// Its bit in the words of the index that tell what is beside a record: a mask with one bit set.
             pub fn bit(&self) -> u32 {
                 let mut mem =
                     ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
@@ -2826,6 +2829,7 @@ pub mod kvasir {
                 self.0[0..0 + 34].copy_from_slice(&x.0)
             }
 
+            /// Key of the chunk before, for every group alike. (Windows and states hang under the full-attention object of their own key.)
             pub fn parent(&self) -> &Hash32 {
                 // Safety:
                 // Created from a valid Table for this object
@@ -3283,6 +3287,7 @@ pub mod kvasir {
                 // which contains a valid value in this slot
                 unsafe { self._tab.get::<u32>(Hello::VT_PROTOCOL_VERSION, Some(0)).unwrap() }
             }
+            /// Bits that both sides may ignore. None exists yet.
             #[inline]
             pub fn features(&self) -> u64 {
                 // Safety:
@@ -3544,6 +3549,7 @@ pub mod kvasir {
                 // which contains a valid value in this slot
                 unsafe { self._tab.get::<u32>(HelloReply::VT_FRAME_BYTES, Some(0)).unwrap() }
             }
+            /// The client's slab. Without `wants_pool` 0, and it means nothing.
             #[inline]
             pub fn slab(&self) -> u32 {
                 // Safety:
@@ -3737,6 +3743,7 @@ pub mod kvasir {
                 builder.finish()
             }
 
+            /// The least common multiple of the positive spans.
             #[inline]
             pub fn required_alignment(&self) -> u64 {
                 // Safety:
@@ -3748,6 +3755,7 @@ pub mod kvasir {
                         .unwrap()
                 }
             }
+            /// May be empty, for a client that knows only its alignment.
             #[inline]
             pub fn spans(&self) -> Option<::flatbuffers::Vector<'a, GroupSpan>> {
                 // Safety:
@@ -3761,6 +3769,7 @@ pub mod kvasir {
                         )
                 }
             }
+            /// The least size that the client would like; counts under `auto` only. 0: none.
             #[inline]
             pub fn preferred_base(&self) -> u64 {
                 // Safety:
@@ -3772,6 +3781,7 @@ pub mod kvasir {
                         .unwrap()
                 }
             }
+            /// The size that an earlier life of the server gave this client. 0: none.
             #[inline]
             pub fn previous_size(&self) -> u64 {
                 // Safety:
@@ -4050,7 +4060,7 @@ pub mod kvasir {
         pub enum GetChunkSizeOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
-        /// Freezes the configured minimum when nothing is bound yet.
+        /// Freezes the configured minimum when nothing is bound yet. Answered by a NegotiateReply.
         pub struct GetChunkSize<'a> {
             pub _tab: ::flatbuffers::Table<'a>,
         }
@@ -4129,7 +4139,7 @@ pub mod kvasir {
         pub enum AttachOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
-        /// Client is ready to use its slab: its lock byte is held.
+        /// Client is ready to use its slab: its lock byte is held. Needed before Grant and Commit.
         pub struct Attach<'a> {
             pub _tab: ::flatbuffers::Table<'a>,
         }
@@ -4502,6 +4512,7 @@ pub mod kvasir {
                         .get::<::flatbuffers::ForwardsUOffset<Domain>>(RegisterKvCache::VT_DOMAIN, None)
                 }
             }
+            /// Below world_size.
             #[inline]
             pub fn rank(&self) -> u32 {
                 // Safety:
@@ -4531,6 +4542,7 @@ pub mod kvasir {
                         .unwrap()
                 }
             }
+            /// Not empty, unlike in Negotiate.
             #[inline]
             pub fn spans(&self) -> Option<::flatbuffers::Vector<'a, GroupSpan>> {
                 // Safety:
@@ -5323,7 +5335,7 @@ pub mod kvasir {
                 // which contains a valid value in this slot
                 unsafe { self._tab.get::<Hash32>(Lookup::VT_DOMAIN_SEED, None) }
             }
-            /// Pins made by this lookup carry this label; EndSession drops them all.
+            /// Pins made by this lookup carry this label, any number; EndSession drops all of this connection that do.
             #[inline]
             pub fn session(&self) -> u64 {
                 // Safety:
@@ -5735,7 +5747,7 @@ pub mod kvasir {
         pub enum RetrieveOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
-        /// Pins objects for reading and names the extents of one part of each.
+        /// Pins objects for reading and names the extents of one part of each. The reply has one place for each id, in this order.
         pub struct Retrieve<'a> {
             pub _tab: ::flatbuffers::Table<'a>,
         }
@@ -6067,6 +6079,7 @@ pub mod kvasir {
         pub enum ReleaseOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
+        /// Drops pins: all of them or, where one is not this connection's or is named twice, none.
         pub struct Release<'a> {
             pub _tab: ::flatbuffers::Table<'a>,
         }
@@ -6274,7 +6287,7 @@ pub mod kvasir {
         pub enum GrantOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
-        /// Asks for space to write into.
+        /// Asks for space to write into. The reply may hold less, or nothing, without an error (docs/protocol.md, "Store").
         pub struct Grant<'a> {
             pub _tab: ::flatbuffers::Table<'a>,
         }
@@ -6306,6 +6319,7 @@ pub mod kvasir {
                 builder.finish()
             }
 
+            /// In addition to what the client holds; rounded up to whole frames.
             #[inline]
             pub fn bytes(&self) -> u64 {
                 // Safety:
@@ -6743,6 +6757,7 @@ pub mod kvasir {
                 builder.finish()
             }
 
+            /// One for each item, in order.
             #[inline]
             pub fn outcomes(&self) -> Option<::flatbuffers::Vector<'a, CommitOutcome>> {
                 // Safety:
@@ -6756,6 +6771,7 @@ pub mod kvasir {
                         )
                 }
             }
+            /// In addition to what the client holds.
             #[inline]
             pub fn granted(&self) -> Option<::flatbuffers::Vector<'a, Extent>> {
                 // Safety:
@@ -7633,6 +7649,7 @@ pub mod kvasir {
                 builder.finish()
             }
 
+            /// The client's choice, repeated by the reply. Not 0, which answers what had no id that could be read.
             #[inline]
             pub fn id(&self) -> u64 {
                 // Safety:
@@ -8271,6 +8288,7 @@ pub mod kvasir {
                 builder.finish()
             }
 
+            /// That of the request; 0 for errors that answer no request (docs/protocol.md, "Errors").
             #[inline]
             pub fn id(&self) -> u64 {
                 // Safety:

@@ -1,11 +1,12 @@
 //! Regenerates `src/wire/generated.rs` from `schema/`.
 //!
-//! `schema/envelope.fbs` is the root: it includes the other files, and one Rust file with everything comes out.
+//! `schema/envelope.fbs` includes all other files, and one Rust file with everything comes out. What other languages
+//! need is checked on the way: a verifier for what each side of a connection sends.
 //! The compiler is the pinned one of `xtask/flatc`; it is built when first needed, with cmake and a C++ compiler.
 //! The result is checked in, so nobody else needs either.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -22,6 +23,11 @@ pub(crate) struct Options {
 
 const ROOT_SCHEMA: &str = "schema/envelope.fbs";
 const GENERATED: &str = "src/wire/generated.rs";
+/// The files with a root, and the function that a generator makes for roots only.
+const ROOTS: [(&str, &str); 2] = [
+    ("request", "VerifySizePrefixedRequestBuffer"),
+    ("reply", "VerifySizePrefixedReplyBuffer"),
+];
 const HEADER: &str = "// @generated from schema/*.fbs by `cargo xtask codegen`; do not edit.\n\n";
 
 /// Regenerates the code, or with `check` compares it with what is checked in.
@@ -41,7 +47,9 @@ fn generate() -> Result<String> {
     let root = command::root();
     let work = command::target().join("codegen");
     fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
-    let mut flatc = program(compiler()?);
+    let compiler = compiler()?;
+    check_roots(&compiler, &work)?;
+    let mut flatc = program(&compiler);
     flatc
         .args(["--rust", "--gen-all", "--filename-suffix", "", "-I"])
         .arg(root.join("schema"));
@@ -57,6 +65,22 @@ fn generate() -> Result<String> {
         .arg(&path);
     command::run(&mut format)?;
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Whether C++, which has verifiers for roots only, gets one for each side's frames.
+fn check_roots(compiler: &Path, work: &Path) -> Result<()> {
+    let schema = command::root().join("schema");
+    for (name, verifier) in ROOTS {
+        let mut flatc = program(compiler);
+        flatc.arg("--cpp").arg("-I").arg(&schema).arg("-o").arg(work);
+        command::run(flatc.arg(schema.join(format!("{name}.fbs"))))?;
+        let path = work.join(format!("{name}_generated.h"));
+        let text = fs::read_to_string(&path).with_context(|| format!("flatc wrote no {}", path.display()))?;
+        if !text.contains(verifier) {
+            bail!("schema/{name}.fbs gives no {verifier}: it has no root_type");
+        }
+    }
+    Ok(())
 }
 
 /// The path of the flatbuffers compiler, built if need be.

@@ -28,12 +28,13 @@ pub(crate) struct Options {
 
 /// The environment of the Python tests that need no engine.
 const TEST_VENV: &str = ".venv-test";
-const TEST_TOOLS: [&str; 5] = [
+const TEST_TOOLS: [&str; 6] = [
     "maturin>=1.9,<2",
     "pytest>=8,<10",
     "pytest-xdist>=3,<4",
     "numpy",
     "blake3",
+    "xxhash",
 ];
 
 /// Runs the steps.
@@ -108,8 +109,16 @@ fn python_tests() -> Result<()> {
     environment.pip_install(TEST_TOOLS)?;
     environment.install_kvasir()?;
     command::run(program(environment.python()).arg("tests/keys_golden.py"))?;
+    conformance(&environment)?;
     // They wait for processes and sockets about half of their time, and have servers of their own.
     pytest(&environment, "python/tests", &["--numprocesses=4"])
+}
+
+/// A client written from `schema/` and the documents alone.
+fn conformance(environment: &Environment) -> Result<()> {
+    let mut client = program(environment.python());
+    client.args(["-u", "tests/conformance/run.py"]);
+    command::run(client.env("KVASIR_BINARY", environment.binary("kvasir")))
 }
 
 fn vllm_tests(options: &Options) -> Result<()> {
