@@ -10,6 +10,10 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use kvasir::copy::{CopyEngine, CopyPlan, HostMemory, Span, SummedPlan};
 
+use report::Report;
+
+mod report;
+
 const ARENA: usize = 512 << 20;
 const OBJECT: usize = 2 << 20;
 const SLOTS: usize = ARENA / OBJECT;
@@ -132,12 +136,11 @@ fn criterion_suite(arenas: &mut Arenas) {
     criterion.final_summary();
 }
 
-fn gigabytes_per_second(rounds: &mut [Duration]) -> f64 {
-    rounds.sort();
-    OBJECT as f64 / rounds[rounds.len() / 2].as_secs_f64() / 1e9
+fn gigabytes_per_second(rounds: Vec<Duration>) -> f64 {
+    OBJECT as f64 / report::median(rounds) / 1e9
 }
 
-fn ratios(arenas: &mut Arenas) {
+fn ratios(arenas: &mut Arenas, report: &mut Report) {
     println!(
         "\nGB/s, medians of {} alternating 2 MiB objects over 512 MiB arenas",
         3 * SLOTS
@@ -155,13 +158,11 @@ fn ratios(arenas: &mut Arenas) {
                 times.push(start.elapsed());
             }
         }
-        let ceiling = gigabytes_per_second(&mut times[0]);
-        for ((name, _), times) in methods.iter().zip(&mut times) {
-            let rate = gigabytes_per_second(times);
-            println!(
-                "{case:>16} {name:>16}: {rate:>6.2} GB/s, ratio {:.2}",
-                rate / ceiling
-            );
+        let rates = times.map(gigabytes_per_second);
+        for ((name, _), rate) in methods.iter().zip(rates) {
+            report.figure(format!("{case}/{name}"), rate, "GB/s");
+            let ratio = report.ratio(format!("{case}/{name} of copy_from_slice"), rate, rates[0]);
+            println!("{case:>16} {name:>16}: {rate:>6.2} GB/s, ratio {ratio:.2}");
         }
     }
 }
@@ -169,8 +170,9 @@ fn ratios(arenas: &mut Arenas) {
 fn main() {
     let mut arenas = Arenas::new();
     criterion_suite(&mut arenas);
-    // `cargo test --benches` runs each benchmark once; the ratios would only cost time there.
-    if std::env::args().any(|arg| arg == "--bench") {
-        ratios(&mut arenas);
+    let mut report = Report::new("copy");
+    if report.is_wanted() {
+        ratios(&mut arenas, &mut report);
     }
+    report.finish();
 }

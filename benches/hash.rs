@@ -12,6 +12,10 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use kvasir::keys::leaves::hash_leaves;
 use kvasir::keys::{ChunkKey, Extras, KeyChain};
 
+use report::Report;
+
+mod report;
+
 const CHUNKS: usize = 512;
 const CHUNK_TOKENS: [u32; 9] = [16, 256, 544, 640, 1001, 1088, 2032, 2048, 4096];
 const SEED: ChunkKey = ChunkKey::from_bytes([7; 32]);
@@ -86,7 +90,7 @@ fn fastest(rounds: &[Duration]) -> f64 {
     rounds.iter().min().expect("at least one round").as_secs_f64()
 }
 
-fn ratios() {
+fn ratios(report: &mut Report) {
     println!("\nlanes against leaf by leaf, {CHUNKS} chunks, fastest of 101 alternating rounds");
     for chunk_tokens in CHUNK_TOKENS {
         let (bytes, leaf_len) = (leaf_bytes(chunk_tokens), chunk_tokens as usize * 4);
@@ -103,11 +107,17 @@ fn ratios() {
             lanes.push(start.elapsed());
         }
         let (plain, lanes) = (fastest(&plain), fastest(&lanes));
+        report.figure(format!("{chunk_tokens} tokens/leaf by leaf"), plain * 1e6, "us");
+        report.figure(format!("{chunk_tokens} tokens/lanes"), lanes * 1e6, "us");
+        let ratio = report.ratio(
+            format!("{chunk_tokens} tokens/leaf by leaf of lanes"),
+            plain,
+            lanes,
+        );
         println!(
-            "{chunk_tokens:>5} tokens: {:>7.1} us plain, {:>7.1} us lanes, ratio {:.2}",
+            "{chunk_tokens:>5} tokens: {:>7.1} us plain, {:>7.1} us lanes, ratio {ratio:.2}",
             plain * 1e6,
-            lanes * 1e6,
-            plain / lanes
+            lanes * 1e6
         );
     }
 }
@@ -117,8 +127,9 @@ fn main() {
     leaves(&mut criterion);
     chains(&mut criterion);
     criterion.final_summary();
-    // `cargo test --benches` runs each benchmark once; the ratios would only cost time there.
-    if std::env::args().any(|arg| arg == "--bench") {
-        ratios();
+    let mut report = Report::new("hash");
+    if report.is_wanted() {
+        ratios(&mut report);
     }
+    report.finish();
 }

@@ -23,6 +23,10 @@ use kvasir::keys::ChunkKey;
 use kvasir::shm::lock::try_lock_byte;
 use kvasir::shm::{Mapping, ReadOnly};
 
+use report::Report;
+
+mod report;
+
 const CHUNKS: u64 = 128;
 const CHUNK_TOKENS: u32 = 256;
 const ALIGNMENT: u64 = 32;
@@ -227,15 +231,32 @@ fn timed(cache: &mut Cache, lookup: Lookup) -> Duration {
     start.elapsed()
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
+fn ratio(who: &str, lookup: Lookup, [one, six]: [&mut Cache; 2], report: &mut Report) {
+    let (mut of_one, mut of_six) = (Vec::new(), Vec::new());
+    for _ in 0..1001 {
+        of_one.push(timed(one, lookup));
+        of_six.push(timed(six, lookup));
+    }
+    let (of_one, of_six) = (report::median(of_one), report::median(of_six));
+    report.figure(format!("128 chunks by the {who}/1 group"), of_one * 1e6, "us");
+    report.figure(format!("128 chunks by the {who}/6 groups"), of_six * 1e6, "us");
+    let ratio = report.ratio(
+        format!("128 chunks by the {who}/6 groups of 1 group"),
+        of_six,
+        of_one,
+    );
+    println!(
+        "lookup of 128 chunks by the {who}: 1 group {:.1} us, 6 groups {:.1} us, ratio {ratio:.2} (goal: at most 3)",
+        of_one * 1e6,
+        of_six * 1e6
+    );
 }
 
 fn main() {
     let (mut one, mut six) = (Cache::filled(ONE), Cache::filled(SIX));
     let ways: [(&str, Lookup); 2] = [("server", Cache::lookup), ("client", Cache::look_up_direct)];
     let mut criterion = Criterion::default().configure_from_args();
+    let mut report = Report::new("lookup");
     for (who, lookup) in ways {
         for cache in [&mut one, &mut six] {
             assert_eq!(lookup(cache), CHUNKS * u64::from(CHUNK_TOKENS));
@@ -244,17 +265,12 @@ fn main() {
         group.bench_function("1_group", |b| b.iter(|| lookup(&mut one)));
         group.bench_function("6_groups", |b| b.iter(|| lookup(&mut six)));
         group.finish();
-        let (mut of_one, mut of_six) = (Vec::new(), Vec::new());
-        for _ in 0..1001 {
-            of_one.push(timed(&mut one, lookup));
-            of_six.push(timed(&mut six, lookup));
+        if report.is_wanted() {
+            ratio(who, lookup, [&mut one, &mut six], &mut report);
         }
-        let (of_one, of_six) = (median(of_one), median(of_six));
-        let ratio = of_six.as_secs_f64() / of_one.as_secs_f64();
-        println!(
-            "lookup of 128 chunks by the {who}: 1 group {of_one:?}, 6 groups {of_six:?}, ratio {ratio:.2} (goal: at most 3)"
-        );
     }
     // The server keeps object groups; layers reach it as a count, so 61 cost what one does.
     criterion.bench_function("registration/6_groups", |b| b.iter(|| six.register(SIX)));
+    criterion.final_summary();
+    report.finish();
 }

@@ -1,11 +1,13 @@
 //! What does it cost to agree on a chunk size, and to talk to a server at all?
 //!
 //! The decision alone, the codec of the messages on the hot path, and round trips to a real server process over its
-//! socket. The last lines put the round trip beside that of one byte over a socket pair, which is its floor here.
+//! socket. The last line puts the round trip beside that of one byte over a socket pair, which is its floor here: the ratio
+//! of the medians, taken alternately so that a busy machine disturbs both alike.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use kvasir::control::{Binding, ChunkSizeConfig, NegotiateRequest};
@@ -13,18 +15,24 @@ use kvasir::sync::AtomicU64;
 use kvasir::wire::{Encoder, Lookup, Reply, Request, decode_request};
 
 use common::{ALIGNMENT, RawClient, ServerProcess, key, negotiate};
+use report::Report;
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+mod report;
 
 const KEYS: u64 = 128;
+/// Odd, so that there is a middle one.
+const ROUNDS: usize = 2001;
 
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     decision(&mut criterion);
     codec(&mut criterion);
-    round_trips(&mut criterion);
+    let mut report = Report::new("negotiate");
+    round_trips(&mut criterion, &mut report);
     criterion.final_summary();
+    report.finish();
 }
 
 fn decision(criterion: &mut Criterion) {
@@ -60,7 +68,7 @@ fn codec(criterion: &mut Criterion) {
     });
 }
 
-fn round_trips(criterion: &mut Criterion) {
+fn round_trips(criterion: &mut Criterion, report: &mut Report) {
     let server = ServerProcess::with_args(&["--pool-size", "1MiB", "--log-level", "error"]);
     let mut client = server.tool();
     let expect = |reply: Reply| assert!(matches!(reply, Reply::Negotiate(_)), "{reply:?}");
@@ -79,10 +87,34 @@ fn round_trips(criterion: &mut Criterion) {
         let mut byte = [0];
         while far.read_exact(&mut byte).is_ok() && far.write_all(&byte).is_ok() {}
     });
+    let mut there_and_back = || {
+        let mut byte = [7];
+        near.write_all(&byte).and_then(|()| near.read_exact(&mut byte))
+    };
     criterion.bench_function("floor/one byte there and back", |bencher| {
-        bencher.iter(|| {
-            let mut byte = [7];
-            near.write_all(&byte).and_then(|()| near.read_exact(&mut byte))
-        });
+        bencher.iter(&mut there_and_back);
     });
+    if !report.is_wanted() {
+        return;
+    }
+    let (mut trips, mut floor) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        trips.push(timed(|| expect(client.negotiate(ALIGNMENT))));
+        floor.push(timed(|| there_and_back().expect("an open socket pair")));
+    }
+    let (trip, floor) = (report::median(trips), report::median(floor));
+    report.figure("round trip", trip * 1e6, "us");
+    report.figure("one byte there and back", floor * 1e6, "us");
+    let ratio = report.ratio("round trip of one byte there and back", trip, floor);
+    println!(
+        "negotiate: round trip {:.1} us, one byte there and back {:.1} us, ratio {ratio:.2}",
+        trip * 1e6,
+        floor * 1e6
+    );
+}
+
+fn timed(call: impl FnOnce()) -> Duration {
+    let begin = Instant::now();
+    call();
+    begin.elapsed()
 }

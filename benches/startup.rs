@@ -1,7 +1,7 @@
 //! What does a server cost before it does anything: start to ready, resident memory, and wake-ups while idle?
 //!
-//! Prints and asserts nothing. Run with `cargo bench --bench startup`; `--idle-seconds N` changes how long it is
-//! watched (default 10). Numbers come from a real process with a pool of 4 GiB and from what /proc says of it.
+//! Asserts nothing. Run with `cargo bench --bench startup`. Numbers come from a real process with a pool of 4 GiB and from
+//! what /proc says of it; idle servers are watched for 10 s.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -9,21 +9,35 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use common::{KVASIR, RawClient};
+use criterion::Criterion;
 use kvasir::control::Counter;
+
+use common::{KVASIR, RawClient};
+use report::Report;
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+mod report;
 
 const STARTS: usize = 21;
 const POOL: &str = "4GiB";
+const IDLE_SECONDS: u64 = 10;
 
 fn main() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let socket = directory.path().join("k.sock");
     let socket = socket.to_str().expect("a UTF-8 path");
-    starts(socket);
-    footprint(socket);
+    let mut criterion = Criterion::default().configure_from_args().sample_size(10);
+    criterion.bench_function("startup/to ready, pool of 4 GiB", |bencher| {
+        bencher.iter_custom(|count| (0..count).map(|_| Server::start(socket).to_ready()).sum());
+    });
+    criterion.final_summary();
+    let mut report = Report::new("startup");
+    if report.is_wanted() {
+        starts(socket, &mut report);
+        footprint(socket, &mut report);
+    }
+    report.finish();
 }
 
 /// Ends with the value, so that a panic leaves no server behind.
@@ -66,6 +80,12 @@ impl Server {
     }
 }
 
+impl Server {
+    fn to_ready(&self) -> Duration {
+        Duration::from_secs_f64(self.ready_ms / 1e3)
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // Fails when it has ended, and then there is nothing to end.
@@ -74,7 +94,7 @@ impl Drop for Server {
     }
 }
 
-fn starts(socket: &str) {
+fn starts(socket: &str, report: &mut Report) {
     let mut ready = Vec::new();
     let mut own = Vec::new();
     for _ in 0..STARTS {
@@ -82,11 +102,14 @@ fn starts(socket: &str) {
         ready.push(server.ready_ms);
         own.push(server.own_ms);
     }
+    let (middle, own) = (median(&mut ready), median(&mut own));
+    let worst = ready[ready.len() - 1];
+    report.figure("start to ready, median", middle, "ms");
+    report.figure("start to ready, worst", worst, "ms");
+    report.figure("start to ready inside the process, median", own, "ms");
     println!(
-        "start to ready, pool {POOL}: median {:.1} ms, worst {:.1} ms of {STARTS} (inside the process: median {:.1} ms)",
-        median(&mut ready),
-        ready[ready.len() - 1],
-        median(&mut own)
+        "start to ready, pool {POOL}: median {middle:.1} ms, worst {worst:.1} ms of {STARTS} (inside the process: median \
+         {own:.1} ms)"
     );
 }
 
@@ -95,7 +118,7 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-fn footprint(socket: &str) {
+fn footprint(socket: &str, report: &mut Report) {
     let server = Server::start(socket);
     let pid = server.child.id();
     let client = idle_client(socket);
@@ -108,6 +131,7 @@ fn footprint(socket: &str) {
     thread::sleep(Duration::from_secs(1));
     let (rss, shmem) = (status_kib(pid, "VmRSS:"), status_kib(pid, "RssShmem:"));
     let pool = shmem.min(total / 1024);
+    report.figure("resident besides pool pages", (rss - pool) as f64, "KiB");
     println!(
         "resident, pool prefaulted: {rss} KiB; besides {pool} KiB of pool pages {:.1} MiB (anonymous {} KiB, files {} \
          KiB, other shared memory {} KiB)",
@@ -116,11 +140,10 @@ fn footprint(socket: &str) {
         status_kib(pid, "RssFile:"),
         shmem - pool
     );
-    let idle = idle_seconds();
-    watch(pid, idle, "no client");
+    watch(pid, "no client", report);
     let client = idle_client(socket);
     thread::sleep(Duration::from_millis(100));
-    watch(pid, idle, "one idle client");
+    watch(pid, "one idle client", report);
     drop(client);
 }
 
@@ -131,22 +154,20 @@ fn idle_client(socket: &str) -> RawClient {
     client
 }
 
-fn idle_seconds() -> u64 {
-    let mut args = std::env::args();
-    args.by_ref().find(|arg| arg == "--idle-seconds");
-    args.next().and_then(|text| text.parse().ok()).unwrap_or(10)
-}
-
 /// Counts wake-ups and processor time over some seconds.
-fn watch(pid: u32, seconds: u64, what: &str) {
+fn watch(pid: u32, what: &str, report: &mut Report) {
     let before = (wakeups(pid), cpu_ns(pid));
-    thread::sleep(Duration::from_secs(seconds));
+    thread::sleep(Duration::from_secs(IDLE_SECONDS));
     let after = (wakeups(pid), cpu_ns(pid));
-    println!(
-        "idle for {seconds} s, {what}: {} wake-ups, {:.4} % of a core",
-        after.0 - before.0,
-        (after.1 - before.1) as f64 / (seconds as f64 * 1e9) * 100.0
+    let woken = after.0 - before.0;
+    let share = (after.1 - before.1) as f64 / (IDLE_SECONDS as f64 * 1e9) * 100.0;
+    report.figure(
+        format!("{what}/wake-ups in {IDLE_SECONDS} s"),
+        woken as f64,
+        "wake-ups",
     );
+    report.figure(format!("{what}/share of a core"), share, "%");
+    println!("idle for {IDLE_SECONDS} s, {what}: {woken} wake-ups, {share:.4} % of a core");
 }
 
 fn threads(pid: u32) -> impl Iterator<Item = String> {

@@ -22,6 +22,10 @@ use kvasir::wire::{
     Domain, GroupKind, GroupSpan, Negotiate, ObjectGroup, ObjectId, PayloadPath, PeerKind, RegisterKvCache,
 };
 
+use report::{Report, median};
+
+mod report;
+
 const ARENA: u64 = 512 << 20;
 const POOL: &str = "1GiB";
 const BLOCK: u64 = 16;
@@ -271,11 +275,6 @@ fn registration(layers: u64, blocks: u64) -> RegisterKvCache {
     }
 }
 
-fn median(mut times: Vec<Duration>) -> f64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64()
-}
-
 /// Page faults of this thread that needed no device; nothing where the kernel does not say.
 fn minor_faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
@@ -286,7 +285,7 @@ fn minor_faults() -> u64 {
 }
 
 /// All four ways in turn.
-fn ratios(engine: &mut Engine) {
+fn ratios(engine: &mut Engine, report: &mut Report) {
     let mut times: [Vec<Duration>; 4] = Default::default();
     let mut faults = [0; 2];
     for _ in 0..ROUNDS {
@@ -316,15 +315,27 @@ fn ratios(engine: &mut Engine) {
         gib(copy),
         gib(slice)
     );
+    let size = format!("{}MiB", bytes >> 20);
+    let mut figure = |name: &str, seconds: f64| {
+        report.figure(format!("{size}/{name}"), gib(seconds), "GiB/s");
+        let mut against =
+            |what: &str, of| report.ratio(format!("{size}/time of {name} of {what}"), seconds, of);
+        (against("copy_engine", copy), against("copy_from_slice", slice))
+    };
+    let (stores, retrieves) = (figure("store", store), figure("retrieve", retrieve));
     println!(
         "        time as a multiple of the copy engine's: store {:.2}, retrieve {:.2}; of copy_from_slice's: store \
          {:.2}, retrieve {:.2}",
-        store / copy,
-        retrieve / copy,
-        store / slice,
-        retrieve / slice
+        stores.0, retrieves.0, stores.1, retrieves.1
     );
     let [store, retrieve] = faults.map(|faults| faults / ROUNDS as u64);
+    for (name, faults) in [("store", store), ("retrieve", retrieve)] {
+        report.figure(
+            format!("{size}/minor faults of a {name}"),
+            faults as f64,
+            "faults",
+        );
+    }
     println!(
         "        minor faults of the calling thread: store {store}, retrieve {retrieve}; pages of 4 KiB {}",
         bytes >> 12
@@ -336,6 +347,7 @@ fn main() {
     let socket = directory.path().join("k.sock");
     let _server = start(&socket);
     let mut criterion = Criterion::default().configure_from_args().sample_size(10);
+    let mut report = Report::new("transfer");
     for layers in LAYERS {
         let mut engine = Engine::new(&socket, layers);
         let mut group = criterion.benchmark_group("transfer");
@@ -355,9 +367,8 @@ fn main() {
             bencher.iter_custom(|count| (0..count).map(|_| engine.copy_from_slice()).sum());
         });
         group.finish();
-        // `cargo test --benches` runs each benchmark once; the ratios would only cost time there.
-        if std::env::args().any(|arg| arg == "--bench") {
-            ratios(&mut engine);
+        if report.is_wanted() {
+            ratios(&mut engine, &mut report);
         }
     }
     let tool = client(&socket, PeerKind::Scheduler);
@@ -365,4 +376,5 @@ fn main() {
         bencher.iter(|| tool.negotiate(negotiation()).expect("a chunk size"));
     });
     criterion.final_summary();
+    report.finish();
 }

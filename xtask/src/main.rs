@@ -5,9 +5,11 @@ mod codegen;
 mod command;
 mod demo;
 mod layers;
+mod needs;
 mod python;
 mod steps;
 mod test;
+mod vllm_alias;
 mod vllm_env;
 
 use std::process::ExitCode;

@@ -20,9 +20,7 @@ pub(crate) struct Environment {
 impl Environment {
     /// The environment in a directory, made if it is not there.
     pub(crate) fn ensure(directory: &Path) -> Result<Self> {
-        let environment = Self {
-            directory: command::root().join(directory),
-        };
+        let environment = Self::at(directory);
         if !works(program(environment.python()).args(["-m", "pip", "--version"])) {
             let base = interpreter()?;
             run(program(base)
@@ -31,6 +29,13 @@ impl Environment {
             .context("cannot make a virtual environment (Debian and Ubuntu: apt-get install python3-venv)")?;
         }
         Ok(environment)
+    }
+
+    /// The environment that is in a directory.
+    pub(crate) fn at(directory: &Path) -> Self {
+        Self {
+            directory: command::root().join(directory),
+        }
     }
 
     /// Its interpreter.
@@ -90,32 +95,74 @@ impl Environment {
 pub(crate) fn interpreter() -> Result<PathBuf> {
     if let Some(chosen) = std::env::var_os("PYTHON") {
         let chosen = PathBuf::from(chosen);
-        if !serves(&chosen) {
-            bail!(
-                "PYTHON={} does not run, or is not Python 3.11 to 3.13",
-                chosen.display()
-            );
-        }
-        return Ok(chosen);
+        return match fault(&chosen) {
+            None => Ok(chosen),
+            Some(fault) => bail!("PYTHON={} {fault}", chosen.display()),
+        };
     }
     let mut candidates: Vec<PathBuf> = vec!["python3".into()];
     candidates.extend(MINORS.rev().map(|minor| format!("python3.{minor}").into()));
     candidates.extend(pyenv_interpreters());
-    match candidates.into_iter().find(|candidate| serves(candidate)) {
-        Some(found) => Ok(found),
-        None => {
-            bail!("no Python 3.11 to 3.13 found; install one, or name it in the PYTHON environment variable")
+    first_that_serves(candidates)
+}
+
+fn first_that_serves(candidates: Vec<PathBuf>) -> Result<PathBuf> {
+    let mut faults = Vec::new();
+    for candidate in candidates {
+        match fault(&candidate) {
+            None => return Ok(candidate),
+            // Names that are not there say nothing.
+            Some(Fault::DoesNotRun) => {}
+            Some(fault) => faults.push(format!("{} {fault}", candidate.display())),
+        }
+    }
+    let wanted = format!("Python 3.{} to 3.{}", MINORS.start(), MINORS.end());
+    if faults.is_empty() {
+        bail!("no Python found; install {wanted}, or name it in the PYTHON environment variable");
+    }
+    bail!(
+        "no Python serves: {}; install {wanted} with its venv module, or name it in the PYTHON environment variable",
+        faults.join("; ")
+    )
+}
+
+/// Why an interpreter does not serve.
+#[derive(Debug, PartialEq, Eq)]
+enum Fault {
+    DoesNotRun,
+    OtherVersion(String),
+    NoVenv(String),
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (least, most) = (MINORS.start(), MINORS.end());
+        match self {
+            Self::DoesNotRun => write!(f, "does not run; it has to be Python 3.{least} to 3.{most}"),
+            Self::OtherVersion(version) => {
+                write!(f, "is Python {version}, it has to be 3.{least} to 3.{most}")
+            }
+            Self::NoVenv(version) => write!(
+                f,
+                "(Python {version}) cannot make virtual environments (Debian and Ubuntu: apt-get install \
+                 python{version}-venv)"
+            ),
         }
     }
 }
 
-fn serves(python: &Path) -> bool {
-    let code = format!(
-        "import sys, venv, ensurepip; sys.exit(not ((3, {}) <= sys.version_info[:2] <= (3, {})))",
-        MINORS.start(),
-        MINORS.end()
-    );
-    works(program(python).args(["-c", &code]))
+fn fault(python: &Path) -> Option<Fault> {
+    let code = "import sys; print('%d.%d' % sys.version_info[:2])";
+    let Ok(version) = output(program(python).args(["-c", code])) else {
+        return Some(Fault::DoesNotRun);
+    };
+    let minor = version.strip_prefix("3.").and_then(|minor| minor.parse().ok());
+    if !minor.is_some_and(|minor| MINORS.contains(&minor)) {
+        return Some(Fault::OtherVersion(version));
+    }
+    // Debian leaves the second out of its python3 package.
+    let can = works(program(python).args(["-c", "import venv, ensurepip"]));
+    (!can).then_some(Fault::NoVenv(version))
 }
 
 /// Interpreters that pyenv holds but has not put on the path.
@@ -148,10 +195,47 @@ fn single_file(directory: &Path) -> Result<PathBuf> {
 mod tests {
     use super::*;
 
+    /// A program that answers as an interpreter of this version, with or without the modules for environments.
+    fn played(directory: &Path, version: &str, modules: bool) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let path = directory.join(format!("python-{version}-{modules}"));
+        let script = format!("#!/bin/sh\ncase \"$2\" in *ensurepip*) {modules};; *) echo {version};; esac\n");
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
     #[test]
     fn an_interpreter_that_is_none_does_not_serve() {
-        assert!(!serves(Path::new("true-but-no-python")));
-        assert!(!serves(Path::new("false")));
+        assert_eq!(fault(Path::new("true-but-no-python")), Some(Fault::DoesNotRun));
+        assert_eq!(fault(Path::new("false")), Some(Fault::DoesNotRun));
+        let error = first_that_serves(vec!["true-but-no-python".into()]).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("no Python found; install Python 3.11 to 3.13"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn why_no_interpreter_serves_is_said() {
+        let directory = tempfile::tempdir().unwrap();
+        let played = |version, modules| played(directory.path(), version, modules);
+        let (old, new, bare) = (played("3.9", true), played("3.14", true), played("3.12", false));
+        let error = first_that_serves(vec![old.clone(), new, bare.clone()])
+            .unwrap_err()
+            .to_string();
+        for said in [
+            "3.9, it has to be 3.11 to 3.13",
+            "is Python 3.14",
+            "apt-get install python3.12-venv",
+        ] {
+            assert!(error.contains(said), "{error}");
+        }
+        assert_eq!(error.lines().count(), 1);
+        let good = played("3.11", true);
+        assert_eq!(first_that_serves(vec![old, bare, good.clone()]).unwrap(), good);
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use crate::command::{self, cargo, program};
-use crate::python::Environment;
+use crate::python::{Environment, interpreter};
 use crate::steps::{self, Step};
-use crate::{codegen, layers, vllm_env};
+use crate::{codegen, layers, needs, vllm_env};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -39,6 +39,8 @@ const TEST_TOOLS: [&str; 6] = [
 
 /// Runs the steps.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    // Minutes pass before Python is first used, and longer before the disk is full.
+    needs::target(&interpreter()?)?;
     let mut list = vec![
         Step::new("format", || {
             command::run(cargo().args(["fmt", "--all", "--check"]))

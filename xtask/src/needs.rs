@@ -1,0 +1,80 @@
+//! Disk space, looked at before something large is made.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{self, output, program};
+
+/// What the checks and tests take in `target` besides the vLLM environment: debug and release builds and loom.
+const TARGET_BYTES: u64 = 6_000_000_000;
+
+/// Refuses where less than `needed` bytes are free for `what` in a directory, which need not be there yet; `option` names another.
+pub(crate) fn disk(python: &Path, directory: &Path, needed: u64, what: &str, option: &str) -> Result<()> {
+    let free = free(python, directory)?;
+    if free < needed {
+        bail!(
+            "{what} takes about {} of disk in {}, where {} are free; make room, or name another place with {option}",
+            shown(needed),
+            directory.display(),
+            shown(free)
+        );
+    }
+    Ok(())
+}
+
+/// The same for the build directory, unless earlier builds are there to be used again.
+pub(crate) fn target(python: &Path) -> Result<()> {
+    let target = command::target();
+    if target.join("debug").is_dir() && target.join("release").is_dir() {
+        return Ok(());
+    }
+    disk(
+        python,
+        &target,
+        TARGET_BYTES,
+        "building and testing",
+        "CARGO_TARGET_DIR",
+    )
+}
+
+/// Free bytes for this user where a directory is or will be.
+fn free(python: &Path, directory: &Path) -> Result<u64> {
+    let there = directory
+        .ancestors()
+        .find(|ancestor| ancestor.exists())
+        .with_context(|| format!("nothing of {} exists", directory.display()))?;
+    let code = "import shutil, sys; print(shutil.disk_usage(sys.argv[1]).free)";
+    let said = output(program(python).args(["-c", code]).arg(there))?;
+    said.parse()
+        .with_context(|| format!("{said:?} is no number of bytes"))
+}
+
+fn shown(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::python::interpreter;
+
+    #[test]
+    fn too_little_disk_is_refused_with_both_numbers() {
+        let python = interpreter().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("not/there/yet");
+        disk(&python, &place, 1, "a file", "--venv").unwrap();
+        let error = disk(&python, &place, u64::MAX, "a file", "--venv")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("a file takes about 18446744073.7 GB of disk in "),
+            "{error}"
+        );
+        assert!(
+            error.contains("GB are free; make room, or name another place with --venv"),
+            "{error}"
+        );
+    }
+}
