@@ -9,14 +9,19 @@ from kvasir._native import (
     Hit,
     KeyChain,
     KvasirError,
+    Weights,
+    WeightsJob,
     bind_geometry,
     copy_path,
     domain_seed,
     layout_fingerprint,
     pack_blocks,
+    remembered_weights,
     resolve_geometry,
     version,
     weights_identity,
+    weights_shape,
+    weights_stamp,
 )
 
 __all__ = [
@@ -24,14 +29,19 @@ __all__ = [
     "Hit",
     "KeyChain",
     "KvasirError",
+    "Weights",
+    "WeightsJob",
     "bind_geometry",
     "copy_path",
     "domain_seed",
     "layout_fingerprint",
     "pack_blocks",
+    "remembered_weights",
     "resolve_geometry",
     "version",
     "weights_identity",
+    "weights_shape",
+    "weights_stamp",
 ]
 
 __version__ = version()

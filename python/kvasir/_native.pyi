@@ -290,7 +290,52 @@ def domain_seed(domain: Domain, chunk_size: int) -> bytes:
     """The seed that `register` returns, computed locally."""
 
 def weights_identity(dir: str, overrides: str = "") -> bytes:
-    """32 bytes that name the weights in a model directory (docs/protocol.md). OSError if it cannot be read."""
+    """32 bytes that name the weights of a model or an adapter: a directory, or a file. Reads all of it in this call and
+    remembers nothing. OSError if it cannot be read."""
+
+@final
+class Weights:
+    """What a `WeightsJob` has found out."""
+
+    identity: bytes
+    """32 bytes that depend on every byte of every file that an engine may load, and on `overrides`."""
+    stamp: bytes
+    """32 bytes; as long as `weights_stamp` says the same, the files are unchanged."""
+    newest_change_ns: int
+    """When one of the files was changed last (its ctime), in nanoseconds since 1970."""
+    files: int
+    bytes: int
+    """Of all files."""
+    bytes_read: int
+    """Of those that were neither remembered nor named by the hub."""
+    forgetful: str | None
+    """Why nothing could be remembered, if so."""
+
+@final
+class WeightsJob:
+    """Finds the identity of the weights at `path` in the background, with `threads` threads (0: half of the machine's,
+    from 2 to 8). One process of a machine reads a model at a time, and the others wait for what it remembers.
+
+    Digests are remembered per file in `cache_dir` (None: KVASIR_CACHE_DIR, or `kvasir` below the user's caches).
+    Dropping the job ends it.
+    """
+
+    def __init__(self, path: str, overrides: str = "", cache_dir: str | None = None, threads: int = 0) -> None: ...
+    def result(self) -> Weights | None:
+        """None as long as it runs. OSError if there is no identity; never waits."""
+
+    def cancel(self) -> None:
+        """Ends it soon."""
+
+def remembered_weights(path: str, overrides: str = "", cache_dir: str | None = None) -> Weights | None:
+    """The same at once, if no file has to be read for it."""
+
+def weights_stamp(path: str) -> tuple[bytes, int]:
+    """The files at `path` as they are now: `Weights.stamp` and `Weights.newest_change_ns`. Looks at inodes only."""
+
+def weights_shape(path: str, overrides: str = "") -> bytes:
+    """32 bytes of the names and sizes of the weights at `path`: at once, the same for equal weights, and for some that
+    are not."""
 
 def resolve_geometry(json: str) -> str:
     """Resolves the engine's groups, given as the input document of `kvasir plan groups`, into the JSON

@@ -8,7 +8,7 @@ use kvasir::geometry::{
     BoundGeometry, GeometryError, ObjectGroup, ObjectKind, Ratio, ResolvedGeometry, object_groups, resolve,
 };
 use kvasir::wire::PeerKind;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Deserialize;
@@ -21,7 +21,6 @@ use crate::keys::bytes;
 /// Adds the functions to the module.
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(domain_seed, module)?)?;
-    module.add_function(wrap_pyfunction!(weights_identity, module)?)?;
     module.add_function(wrap_pyfunction!(resolve_geometry, module)?)?;
     module.add_function(wrap_pyfunction!(bind_geometry, module)?)?;
     module.add_function(wrap_pyfunction!(layout_fingerprint, module)?)?;
@@ -35,15 +34,6 @@ fn domain_seed(py: Python<'_>, domain: DomainArg, chunk_size: u64) -> PyResult<B
     let seed = domain.fields(chunk_size).domain_seed();
     seed.map(|seed| bytes(py, &seed))
         .map_err(|error| key_error(py, error))
-}
-
-#[pyfunction]
-#[pyo3(signature = (dir, overrides = ""))]
-fn weights_identity<'py>(py: Python<'py>, dir: &str, overrides: &str) -> PyResult<Bound<'py, PyBytes>> {
-    let read = py.detach(|| kvasir::keys::weights_identity(dir.as_ref(), overrides));
-    let identity =
-        read.map_err(|error| PyOSError::new_err(format!("cannot read the weights in {dir}: {error}")))?;
-    Ok(PyBytes::new(py, &identity))
 }
 
 #[pyfunction]

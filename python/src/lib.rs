@@ -13,6 +13,7 @@ mod keys;
 mod memory;
 mod runs;
 mod tokens;
+mod weights;
 
 use pyo3::prelude::*;
 
@@ -24,5 +25,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<client::Client>()?;
     module.add_class::<client::Hit>()?;
     module.add_function(wrap_pyfunction!(blocks::pack_blocks, module)?)?;
+    weights::add(module)?;
     functions::add(module)
 }

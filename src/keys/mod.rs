@@ -14,7 +14,7 @@
 //! [`Extras`]; `tests/data/keys/golden.json` pins them, and `tests/keys_golden.py` checks the same file
 //! from a second implementation. Changing any of it needs a new context string.
 //!
-//! Pure functions, with one exception: [`weights_identity`] reads the files of a model. Imports nothing
+//! Pure functions, with one exception: the identities of weights come from the files of a model. Imports nothing
 //! of this crate.
 
 mod buffers;
@@ -29,7 +29,10 @@ mod weights;
 pub use chain::KeyChain;
 pub use domain::DomainFields;
 pub use extras::{Extras, MmItem};
-pub use weights::weights_identity;
+pub use weights::{
+    WeightsError, WeightsIdentity, WeightsOptions, WeightsStamp, default_cache_dir, identify_weights,
+    remembered_weights, weights_identity, weights_shape, weights_stamp,
+};
 
 use std::fmt;
 
