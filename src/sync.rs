@@ -32,5 +32,5 @@ pub use loom::{
 
 /// Atomics placed in memory that other processes map: the processor's own, under loom too.
 pub mod shared {
-    pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 }

@@ -200,17 +200,104 @@ fn pin_words_run_out_without_harm() {
     for number in 0..4096 {
         assert_eq!(ask(number % 2).hit_tokens, 64, "pin {number}");
     }
-    let full = ask(0);
-    assert_eq!((full.hit_tokens, full.pin, full.degraded), (0, None, false));
+    assert_eq!(scheduler.stats().evicted_pins, 0);
     scheduler.end_session(1).unwrap();
     for _ in 0..2048 {
         assert_eq!(ask(2).hit_tokens, 64, "words are used again");
     }
-    assert_eq!(ask(2).hit_tokens, 0);
+    assert_eq!(scheduler.stats().evicted_pins, 0);
     drop(scheduler);
     eventually("the slab of a client that left", || {
         place.status()["pool"]["pinned"] == 0
     });
+}
+
+/// A client that never releases: the pins of its oldest session go, and what they promised is a load that fails or succeeds
+/// as any other, with the right bytes.
+#[test]
+fn when_pin_words_run_out_the_oldest_session_gives_way() {
+    let mut place = Place::empty(&["--pool-size", "16MiB", "--chunk-size", "64"]);
+    place.start();
+    place.wait_prefaulted();
+    let engine = Engine::start(&place, &Shape::plain(64, 0), 1);
+    let scheduler = looker(&place, PeerKind::Scheduler);
+    let (old, new) = (engine.chain(CHUNK + 1, 1), engine.chain(CHUNK + 1, 2));
+    engine.fill(1);
+    let bytes = engine.block(0, 0, 1);
+    assert_published(&engine.client.store(&items(&old, 1), &[]).unwrap());
+    assert_published(&engine.client.store(&items(&new, 1), &[]).unwrap());
+    let ask = |chain, session| {
+        scheduler
+            .lookup(lookup(engine.seed(), chain, session, 16))
+            .unwrap()
+    };
+    // The first session holds the old object, the next ones the new one.
+    let first: Vec<_> = (0..96).map(|_| ask(&old, 7).pin.unwrap()).collect();
+    for number in 96..4096 {
+        assert_eq!(ask(&new, 100 + number).hit_tokens, 64);
+    }
+    let full = |place: &Place| {
+        let status = place.status();
+        let clients = status["clients"].as_array().unwrap().clone();
+        clients.iter().any(|client| client["pin_words"] == 4096)
+    };
+    assert!(full(&place), "{}", place.status());
+    let report = common_doctor(&place);
+    assert!(
+        report.contains("pin_words") && report.contains("4096"),
+        "{report}"
+    );
+    assert_eq!(scheduler.stats().evicted_pins, 0);
+    assert_eq!(scheduler.state_text(), "healthy");
+
+    // Nobody has released anything, and it goes on hitting.
+    let hit = ask(&new, 1);
+    assert_eq!((hit.hit_tokens, hit.degraded), (64, false));
+    assert_eq!(scheduler.stats().evicted_pins, 96, "one session, all of it");
+    assert!(
+        scheduler.state_text().contains("96 pins"),
+        "{}",
+        scheduler.state_text()
+    );
+    scheduler.release(&first[..2]).unwrap();
+    scheduler.release(&first[2..]).unwrap();
+    assert!(scheduler.release(&first[..1]).is_err(), "only once, as ever");
+    for session in 0..200 {
+        assert_eq!(ask(&new, 10_000 + session).hit_tokens, 64);
+    }
+    // A single session that fills all words gives its own oldest, and no more than it needs.
+    let alone = looker(&place, PeerKind::Scheduler);
+    let ask_alone = || alone.lookup(lookup(engine.seed(), &new, 3, 16)).unwrap();
+    for _ in 0..4100 {
+        assert_eq!(ask_alone().hit_tokens, 64);
+    }
+    assert_eq!(alone.stats().evicted_pins, 4);
+    drop(alone);
+
+    // What nobody pins any more may go; its promise is then a load that fails, and never other bytes.
+    for round in 0..8 {
+        let churn = engine.chain(32 * CHUNK + 1, 1000 + round);
+        let _ = engine.client.store(&items(&churn, 32), &[]).unwrap();
+    }
+    let loaded = engine
+        .client
+        .load(9, 0, &[load_chunk(&old, 0, four(30))])
+        .unwrap();
+    if loaded == [true] {
+        assert_eq!(engine.block(0, 0, 30), bytes);
+    }
+    assert_eq!(ask(&new, 5).hit_tokens, 64, "what is pinned stays");
+}
+
+/// The doctor's words about the server here.
+fn common_doctor(place: &Place) -> String {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    let output = command
+        .args(["doctor", "--json", "--socket"])
+        .arg(place.socket())
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Every moment may be the one between a reader's pin and its look at the record: what is hit and pinned is there, and

@@ -315,6 +315,67 @@ fn a_hello_that_is_wrong_leaves_the_client_degraded_until_it_is_right() {
     }
 }
 
+/// A server that is full or has failed is away, at whatever step it says so: the engine starts, and has it once it can.
+#[test]
+fn a_server_that_cannot_serve_for_now_is_away() {
+    let shape = Shape::plain(64, 0);
+    let stages: [fn(&Request) -> bool; 4] = [
+        |request| matches!(request, Request::Hello(_)),
+        |request| matches!(request, Request::Attach),
+        |request| matches!(request, Request::Negotiate(_)),
+        |request| matches!(request, Request::RegisterKvCache(_)),
+    ];
+    for code in [ErrorCode::LimitExceeded, ErrorCode::Internal, ErrorCode::Draining] {
+        for (stage, fails) in stages.into_iter().enumerate() {
+            let refusal = move || plain(Reply::Error(WireError::new(code, "not now: 12 of 12", [12, 12])));
+            let fake = Fake::new(move |request, _| fails(request).then(refusal));
+            let mut config = ClientConfig::new(fake.socket(), PeerKind::Worker, "test", [1; 16]);
+            config.deadline = WATCHDOG;
+            config.heartbeat = Duration::from_millis(50);
+            let client = Client::new(config).unwrap();
+            for asked in [
+                client.negotiate(shape.negotiation()).map(drop),
+                client.register(shape.registration()).map(drop),
+            ] {
+                let told = asked.err().map(|error| (error.kind(), error.to_string()));
+                let away =
+                    |(kind, text): &(String, String)| kind == "Unavailable" && text.contains("12 of 12");
+                assert!(
+                    told.as_ref().map_or(stage == 3, away),
+                    "{code:?} at {stage}: {told:?}"
+                );
+            }
+            assert!(!client.is_healthy());
+            assert!(
+                client.state_text().contains("12 of 12"),
+                "{}",
+                client.state_text()
+            );
+            fake.set(|_, _| None);
+            eventually("what was asked", || client.is_healthy());
+            assert_eq!(client.chunk_size(), Some(CHUNK as u64));
+            assert!(client.domain_seed().is_some());
+        }
+    }
+    // What no time will cure is told, and not remembered.
+    let fake = Fake::new(|request, _| {
+        let refusal = || {
+            plain(Reply::Error(WireError::new(
+                ErrorCode::IncompatibleChunkSize,
+                "48 and 64",
+                [48, 64],
+            )))
+        };
+        matches!(request, Request::Negotiate(_)).then(refusal)
+    });
+    let client = client(&fake.socket());
+    assert_eq!(
+        client.negotiate(shape.negotiation()).unwrap_err().kind(),
+        "IncompatibleChunkSize"
+    );
+    eventually("a client without a geometry", || client.is_healthy());
+}
+
 /// A server that is stopping is one that is not there yet: what was asked of it the next one is asked, and soon.
 #[test]
 fn a_server_that_is_stopping_is_away() {

@@ -146,19 +146,140 @@ fn a_stopped_server_is_not_missed_by_hits_and_comes_back() {
     let stopped = Instant::now();
     assert!(engine.client.status().is_err());
     assert!(stopped.elapsed() >= DEADLINE, "it could not know before");
-    // From here on calls do not wait: several in less time than one deadline would be a timed assertion, so only that
-    // they all end.
-    for _ in 0..100 {
-        assert!(engine.lookup(&chain, 1).degraded);
-    }
-    while stopped.elapsed() < Duration::from_secs(3) {
-        assert!(engine.lookup(&chain, 1).degraded);
+    // From here on what needs the server fails at once, and what does not goes on, beside attempts to reconnect.
+    assert!(!engine.client.is_healthy() && engine.client.is_readable());
+    let state = engine.client.state_text();
+    assert!(
+        state.contains("in time") && state.contains("go on from memory"),
+        "{state}"
+    );
+    let unknown = engine.chain(CHUNK + 1, 99);
+    while stopped.elapsed() < Duration::from_secs(6) {
+        let hit = engine.lookup(&chain, 1);
+        assert_eq!((hit.hit_tokens, hit.degraded), (64, false));
+        let (load, block) = ([load_chunk(&chain, 0, four(40))], engine.block(0, 0, 1));
+        assert_eq!(engine.client.load(1, 0, &load).unwrap(), [true]);
+        assert_eq!(engine.block(0, 0, 40), block);
+        let stored = engine.client.store(&[store_chunk(&unknown, 0, 0, four(1))], &[]);
+        assert_eq!(stored.unwrap(), [StoreOutcome::Unavailable]);
+        engine.client.release(&[hit.pin.unwrap()]).unwrap();
         std::thread::sleep(Duration::from_millis(50));
     }
+    let held = engine.lookup(&chain, 1).pin.unwrap();
     place.signal(Signal::SIGCONT);
     eventually("recovery", || engine.client.is_healthy());
+    engine.client.release(&[held]).unwrap();
     assert_eq!(engine.lookup(&chain, 1).hit_tokens, 64, "nothing was lost");
+    assert_eq!(engine.lookup(&unknown, 1).hit_tokens, 0);
+    engine.client.end_session(1).unwrap();
     assert_serves(&place, &engine, 2);
+    assert_eq!(engine.client.stats().failed_loads, 0);
+    // What the connection of before held is free again.
+    eventually("the pins of the old slab", || {
+        place.status()["pool"]["pinned"] == 0
+    });
+    eventually("one client", || {
+        place.status()["clients"].as_array().unwrap().len() == 1
+    });
+}
+
+/// A store that misses its deadline ends nothing but stores; and the end of the server, when it comes, ends the rest.
+#[test]
+fn a_store_that_times_out_leaves_hits_alone_until_the_server_dies() {
+    let mut place = Place::with_server();
+    let engine = engine(&place);
+    assert_serves(&place, &engine, 1);
+    let chain = engine.chain(CHUNK + 1, 1);
+    place.signal(Signal::SIGSTOP);
+    let late = engine.chain(CHUNK + 1, 2);
+    let stored = engine
+        .client
+        .store(&[store_chunk(&late, 0, 0, four(1))], &[])
+        .unwrap();
+    assert_eq!(stored, [StoreOutcome::Unavailable]);
+    for _ in 0..20 {
+        assert_eq!(engine.lookup(&chain, 1).hit_tokens, 64);
+        let load = [load_chunk(&chain, 0, four(40))];
+        assert_eq!(engine.client.load(1, 0, &load).unwrap(), [true]);
+        assert_eq!(engine.block(0, 0, 40), engine.block(0, 0, 1));
+    }
+    place.kill();
+    eventually("the end of reads", || !engine.client.is_readable());
+    assert_degraded(&engine);
+    place.start();
+    eventually("recovery", || engine.client.is_healthy());
+    assert_eq!(
+        engine.lookup(&chain, 1).hit_tokens,
+        0,
+        "nothing of the dead server"
+    );
+    assert_serves(&place, &engine, 3);
+}
+
+/// The connection that a late server is read over takes a place that the new one may need.
+#[test]
+fn a_server_that_was_late_and_is_full_takes_its_client_back() {
+    let mut place = Place::empty(&["--pool-size", "64MiB", "--chunk-size", "64", "--max-clients", "1"]);
+    place.start();
+    place.wait_prefaulted();
+    let shape = Shape::plain(64, 0);
+    // A heartbeat that is too late to help.
+    let engine = Engine::unregistered(&place, &shape, 1, DEADLINE, 100 * WATCHDOG);
+    engine.client.negotiate(shape.negotiation()).unwrap();
+    engine.client.register(shape.registration()).unwrap();
+    place.signal(Signal::SIGSTOP);
+    assert!(engine.client.status().is_err());
+    assert!(engine.client.is_readable() && !engine.client.is_healthy());
+    place.signal(Signal::SIGCONT);
+    eventually("recovery", || engine.client.is_healthy());
+    assert_serves(&place, &engine, 1);
+}
+
+/// A full server is one that is away: said with its numbers, and over as soon as there is room or another server.
+#[test]
+fn a_full_server_is_away_until_there_is_room() {
+    let mut place = Place::empty(&["--pool-size", "64MiB", "--chunk-size", "64", "--max-clients", "1"]);
+    place.start();
+    place.wait_prefaulted();
+    let shape = Shape::plain(64, 0);
+    let first = Engine::unregistered(&place, &shape, 1, DEADLINE, HEARTBEAT);
+    eventually("the first", || first.client.is_healthy());
+    let second = Engine::unregistered(&place, &shape, 2, DEADLINE, HEARTBEAT);
+    // And one whose heartbeat is too late to help.
+    let patient = Engine::unregistered(&place, &shape, 3, DEADLINE, 100 * WATCHDOG);
+    for engine in [&second, &patient] {
+        for asked in [
+            engine.client.negotiate(shape.negotiation()).map(drop),
+            engine.client.register(shape.registration()).map(drop),
+        ] {
+            assert!(matches!(asked, Err(ClientError::Unavailable { .. })), "{asked:?}");
+        }
+        assert!(!engine.client.is_healthy());
+        let state = engine.client.state_text();
+        assert!(state.contains("LimitExceeded") && state.contains('1'), "{state}");
+    }
+    drop(first);
+    eventually("the second's turn", || second.client.is_healthy());
+    assert_serves(&place, &second, 1);
+    // More connections than clients may have: refused before the first word.
+    let idle: Vec<_> = (0..64)
+        .map(|_| std::os::unix::net::UnixStream::connect(place.socket()).unwrap())
+        .collect();
+    let third = Engine::unregistered(&place, &shape, 4, DEADLINE, HEARTBEAT);
+    let asked = third.client.negotiate(shape.negotiation());
+    assert!(matches!(asked, Err(ClientError::Unavailable { .. })), "{asked:?}");
+    let state = third.client.state_text();
+    assert!(state.contains("LimitExceeded") && state.contains("65"), "{state}");
+    drop((idle, third));
+
+    place.kill();
+    place.set_arguments(&["--pool-size", "64MiB", "--chunk-size", "64"]);
+    place.start();
+    eventually("the next server", || {
+        patient.client.is_healthy() && second.client.is_healthy()
+    });
+    assert_eq!(patient.client.chunk_size(), Some(64));
+    assert_serves(&place, &patient, 2);
 }
 
 #[test]
@@ -239,7 +360,10 @@ fn engines_that_start_while_a_server_stops_use_the_next_one() {
 #[test]
 fn a_server_with_another_chunk_size_is_not_used() {
     let mut place = Place::with_server();
-    let engine = engine(&place);
+    let shape = Shape::plain(64, 0);
+    let engine = Engine::unregistered(&place, &shape, 1, DEADLINE, 100 * WATCHDOG);
+    engine.client.negotiate(shape.negotiation()).unwrap();
+    engine.client.register(shape.registration()).unwrap();
     place.kill();
     let other = [
         "--pool-size",
@@ -253,12 +377,35 @@ fn a_server_with_another_chunk_size_is_not_used() {
     place.start();
     eventually("the refusal", || engine.client.state_text().contains("128"));
     assert_degraded(&engine);
+    // The operator sees who waits for what: in the status, of the doctor, and in the log.
+    let shown = |text: &str| {
+        text.contains("chunks of 64 tokens") && text.contains("128") && text.contains("--chunk-size 64")
+    };
+    eventually("the client in the status", || {
+        let status = place.status();
+        let clients = status["clients"].as_array().unwrap();
+        let waits = clients.iter().find(|client| client["refused"].is_string());
+        waits.is_some_and(|client| shown(client["refused"].as_str().unwrap()))
+    });
+    for (command, arguments) in [("status", &[][..]), ("doctor", &["--json"])] {
+        let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        let output = program
+            .arg(command)
+            .args(arguments)
+            .arg("--socket")
+            .arg(place.socket())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(shown(&text), "{text}");
+    }
+    assert!(shown(&place.log()), "{}", place.log());
     assert!(
         engine.client.state_text().contains("64"),
         "{}",
         engine.client.state_text()
     );
-    // The right one comes back: found at a heartbeat.
+    // The right one comes back: found without a heartbeat.
     place.kill();
     place.set_arguments(&["--pool-size", "64MiB", "--chunk-size", "64"]);
     place.start();

@@ -254,6 +254,8 @@ const SERVER_TRAPS: &[&str] = &[
     "other_socket",
     "servers_differ",
     "chunk_size",
+    "client_refused",
+    "pin_words",
 ];
 
 #[test]

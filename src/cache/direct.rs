@@ -13,7 +13,7 @@ use super::api::{LoadItem, LookupAnswer, LookupRequest, ObjectId, PartPlace, Ret
 use super::error::CoreError;
 use super::index::IndexReader;
 use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
-use super::pin_words::{Kept, PinWords};
+use super::pin_words::{Kept, PinWords, Use};
 use super::probe::{Found, Probed, probe};
 use super::record::RecordView;
 use super::shape::DomainShape;
@@ -88,7 +88,7 @@ pub fn look_up<A: Access>(
         if request.pin && !plan.loads.is_empty() {
             let held: Vec<usize> = held_by(&plan, shape).collect();
             let records: Vec<u32> = held.iter().map(|at| loads[*at].record).collect();
-            let Some(pin) = pins.hold(request.session, &records, kept) else {
+            let Some(pin) = pins.hold(request.session, &records, kept, Use::Promise) else {
                 found.shortened = true;
                 return Ok(found);
             };
@@ -166,7 +166,7 @@ pub fn retrieve<A: Access>(
     let records: Vec<u32> = kept.iter().map(|(record, _)| *record).collect();
     let mut answer = RetrieveAnswer::default();
     if !records.is_empty() {
-        answer.pin = pins.hold(request.session, &records, kept)?;
+        answer.pin = pins.hold(request.session, &records, kept, Use::Copy)?;
     }
     let (mut words, is_current) = (Vec::new(), is_current());
     for (id, found) in request.ids.iter().zip(found) {

@@ -3,7 +3,7 @@
 //! May import `shm`, `sync` and this module's `slabs`. Layout: docs/shm-layout.md, "Pin arena". The server's side is
 //! in `slabs`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::slabs::{PIN_WORDS, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_TOUCHED, TOUCHED_WORDS};
@@ -13,9 +13,25 @@ use crate::sync::shared::{Ordering, fence};
 /// Records that a pin keeps, each once, with the frames that each holds at most.
 pub(super) type Kept = Vec<(u32, u64)>;
 
+/// What a pin is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// A hit that was answered and may be read some time. When words run out it may go: what it promised is then a load
+    /// that fails, if it is gone.
+    Promise,
+    /// A copy that is under way. It stays.
+    Copy,
+}
+
+/// Words that are made free at least, where promises have to go: room for some lookups to come.
+const SPARE_WORDS: usize = PIN_WORDS / 64;
+/// Pins that went and are remembered, so that their release is no mistake; of more the oldest are forgotten.
+const EVICTED_REMEMBERED: usize = 16 * PIN_WORDS;
+
 #[derive(Debug)]
 struct Held {
     session: u64,
+    purpose: Use,
     words: Vec<u16>,
     kept: Kept,
 }
@@ -37,6 +53,10 @@ pub struct PinWords {
     high: u16,
     held: HashMap<u64, Held>,
     last: u64,
+    /// Pins that made room for others and were not released since.
+    evicted: BTreeSet<u64>,
+    /// How many made room since this was last asked.
+    newly_evicted: u64,
     /// By record; grows as records come up.
     kept: Vec<KeptRecord>,
     records: u32,
@@ -54,6 +74,8 @@ impl PinWords {
             high: 0,
             held: HashMap::new(),
             last: 0,
+            evicted: BTreeSet::new(),
+            newly_evicted: 0,
             kept: Vec::new(),
             records,
             kept_frames: 0,
@@ -115,12 +137,13 @@ impl PinWords {
         new == 0 || self.kept_frames + new <= limit
     }
 
-    /// Writes a pin word for each record, then fences (SeqCst). The pin's number; nothing where words have run out.
-    pub(super) fn hold(&mut self, session: u64, records: &[u32], kept: Kept) -> Option<u64> {
-        let fresh = records.len().saturating_sub(self.free.len());
-        if usize::from(self.high) + fresh > PIN_WORDS {
+    /// Writes a pin word for each record, then fences (SeqCst). The pin's number; nothing where words have run out and no
+    /// promise can go for it.
+    pub(super) fn hold(&mut self, session: u64, records: &[u32], kept: Kept, purpose: Use) -> Option<u64> {
+        if !self.make_room(session, records.len()) {
             return None;
         }
+        let fresh = records.len().saturating_sub(self.free.len());
         let words: Vec<u16> = (0..records.len())
             .filter_map(|_| {
                 self.free.pop().or_else(|| {
@@ -143,9 +166,68 @@ impl PinWords {
         }
         // Pairs with the fence of an eviction between taking a record out and looking for pins.
         fence(Ordering::SeqCst);
-        let held = Held { session, words, kept };
+        let held = Held {
+            session,
+            purpose,
+            words,
+            kept,
+        };
         self.held.insert(pin, held);
         Some(pin)
+    }
+
+    fn free_words(&self) -> usize {
+        PIN_WORDS - usize::from(self.high) + self.free.len()
+    }
+
+    /// Lets promises go until there are so many free words: all of the session that has held one for the longest, then of
+    /// the next, and of the asking one its oldest at last. False, with nothing changed: all of them would not be enough.
+    fn make_room(&mut self, session: u64, words: usize) -> bool {
+        let free = self.free_words();
+        if words <= free {
+            return true;
+        }
+        let mut promises: Vec<(u64, u64)> = Vec::new();
+        let (mut words_of_promises, mut since) = (0, HashMap::new());
+        for (&pin, held) in self.held.iter().filter(|(_, held)| held.purpose == Use::Promise) {
+            promises.push((pin, held.session));
+            words_of_promises += held.words.len();
+            let first = since.entry(held.session).or_insert(pin);
+            *first = pin.min(*first);
+        }
+        if words > free + words_of_promises {
+            return false;
+        }
+        promises.sort_by_key(|(pin, of)| (*of == session, since[of], *pin));
+        let mut last = None;
+        for (pin, of) in promises {
+            let enough = if of == session {
+                words
+            } else {
+                words.max(SPARE_WORDS)
+            };
+            if self.free_words() >= enough && (of == session || last != Some(of)) {
+                break;
+            }
+            last = Some(of);
+            self.release(pin);
+            self.newly_evicted += 1;
+            self.evicted.insert(pin);
+            if self.evicted.len() > EVICTED_REMEMBERED {
+                self.evicted.pop_first();
+            }
+        }
+        true
+    }
+
+    /// Whether a pin made room for another and was not released since.
+    pub fn is_evicted(&self, pin: u64) -> bool {
+        self.evicted.contains(&pin)
+    }
+
+    /// How many pins made room for others since this was last asked.
+    pub fn take_evicted(&mut self) -> u64 {
+        std::mem::take(&mut self.newly_evicted)
     }
 
     /// Whether there is a pin of that number.
@@ -156,6 +238,7 @@ impl PinWords {
     /// Takes a pin back; fine when there is none of that number.
     pub fn release(&mut self, pin: u64) {
         let Some(held) = self.held.remove(&pin) else {
+            self.evicted.remove(&pin);
             return;
         };
         for word in &held.words {

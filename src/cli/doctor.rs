@@ -3,6 +3,7 @@
 //! Only what the settings and the server say is judged. What cannot be known from them is listed as not checked, and
 //! nothing is changed anywhere.
 
+mod clients;
 mod connector;
 mod engine;
 mod model;

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::output::{fail, print};
 use super::socket::default_path;
+use crate::cache::slabs::PIN_WORDS;
 use crate::server::config::MAX_SOCKET_PATH_BYTES;
 use crate::wire::{
     Encoder, FrameReader, Hello, PROTOCOL_VERSION, PeerKind, Reply, Request, WireError, decode_reply,
@@ -279,6 +280,15 @@ fn table(status: &Value) -> String {
         );
         if client["registered"].is_object() {
             let _ = writeln!(text, "          {}", registration(&client["registered"]));
+        }
+        if client["refused"].is_string() {
+            let _ = writeln!(text, "          caches nothing: {}", show(&client["refused"]));
+        }
+        if client["pin_words"].as_u64() >= Some(PIN_WORDS as u64) {
+            let _ = writeln!(
+                text,
+                "          all {PIN_WORDS} pin words in use: it does not release its pins, and its oldest go first"
+            );
         }
     }
     text

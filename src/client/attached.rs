@@ -145,12 +145,18 @@ impl Attached {
     pub(super) fn release(&self, pins: &[u64]) -> Result<(), ClientError> {
         let mut held = self.pins();
         for (at, &pin) in pins.iter().enumerate() {
-            if !held.is_held(pin) || pins[..at].contains(&pin) {
+            let known = held.is_held(pin) || held.is_evicted(pin);
+            if !known || pins[..at].contains(&pin) {
                 return Err(ClientError::UnknownPin { pin });
             }
         }
         pins.iter().for_each(|pin| held.release(*pin));
         Ok(())
+    }
+
+    /// How many pins have made room for others since this was last asked.
+    pub(super) fn take_evicted(&self) -> u64 {
+        self.pins().take_evicted()
     }
 
     /// Takes all pins of a session back.

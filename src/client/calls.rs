@@ -59,6 +59,21 @@ impl Core {
         Ok((reply, Arc::clone(link.session())))
     }
 
+    /// One exchange of those that set a connection up. A server that cannot serve for now is one that is away: the
+    /// connection goes, so that all of it is asked again.
+    pub(super) fn set_up(self: &Arc<Self>, request: &Request) -> Result<(Reply, Arc<Session>), ClientError> {
+        let deadline = self.deadline();
+        let mut link = self.acquire(None, deadline)?;
+        match link.call(request, deadline) {
+            Ok(reply) => Ok((reply, Arc::clone(link.session()))),
+            Err(ClientError::Refused(error)) if error.code.is_passing() => {
+                link.give_up(&error.to_string());
+                Err(ClientError::unavailable(error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Drops a connection whose reply does not answer the request.
     pub(super) fn distrust(&self, session: &Session, reply: &Reply) -> ClientError {
         let error = unexpected(reply);
@@ -193,6 +208,7 @@ fn look_up_at(
 ) -> Option<LookupAnswer> {
     let attached = session.attached().filter(|attached| attached.boot_unchanged())?;
     let found = attached.look_up(question)?;
+    add(Stat::EvictedPins, attached.take_evicted());
     for (stat, count) in [
         (Stat::DirectLookups, 1),
         (Stat::Requested, found.requested),

@@ -23,14 +23,20 @@ use crate::wire::{
 pub(super) enum CallError {
     /// The server refused; the connection is as good as before.
     Refused(WireError),
+    /// No answer by the deadline. The connection is of no more use, but nothing says that the server is gone.
+    Late,
     /// The connection is to be dropped.
     Broken(String),
 }
+
+/// Why a call failed that was not answered by its deadline.
+pub(super) const LATE: &str = "the server did not answer in time";
 
 impl From<CallError> for ClientError {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Refused(error) => Self::Refused(error),
+            CallError::Late => Self::unavailable(LATE),
             CallError::Broken(reason) => Self::Unavailable { reason },
         }
     }
@@ -53,6 +59,9 @@ pub(super) struct Connection {
     /// Requests whose replies nobody waits for, oldest first.
     unawaited: VecDeque<u64>,
 }
+
+/// The id of an error that answers no request; those of requests count from 1.
+const NO_REQUEST: u64 = 0;
 
 /// Most replies that may be left unread: far less than the server queues for a peer.
 const MAX_UNAWAITED: usize = 64;
@@ -89,7 +98,13 @@ impl Connection {
     pub(super) fn call(&mut self, request: &Request, deadline: Instant) -> Result<Reply, CallError> {
         let id = self.next_id;
         self.next_id += 1;
-        self.send(id, request, deadline)?;
+        if let Err(error) = self.send(id, request, deadline) {
+            // What the server said before it closed is worth more than that it has.
+            return match (&error, self.last_words()) {
+                (CallError::Broken(_), Some(refusal)) => Err(CallError::Refused(refusal)),
+                _ => Err(error),
+            };
+        }
         match self.reply_to(id, deadline)? {
             Reply::Error(error) if error.code.closes_connection() => Err(broken("the server refused", error)),
             // A server that is going away is one that is away: it closes the connection next, and nothing that it would
@@ -114,11 +129,20 @@ impl Connection {
         Ok(())
     }
 
-    /// The reply to one request, past those that nobody waits for.
+    /// The error that a server has sent to nobody's request before it closed the connection.
+    fn last_words(&mut self) -> Option<WireError> {
+        match self.receive(Instant::now()) {
+            Ok((NO_REQUEST, Reply::Error(error))) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// The reply to one request, past those that nobody waits for. An error that answers no request is one for all: the
+    /// server takes no more of them.
     fn reply_to(&mut self, id: u64, deadline: Instant) -> Result<Reply, CallError> {
         loop {
             let (found, reply) = self.receive(deadline)?;
-            if found == id {
+            if found == id || found == NO_REQUEST && matches!(reply, Reply::Error(_)) {
                 return Ok(reply);
             }
             let Some(at) = self.unawaited.iter().position(|&unawaited| unawaited == found) else {
@@ -192,7 +216,7 @@ fn wait(stream: &UnixStream, flags: PollFlags, deadline: Instant) -> Result<(), 
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(CallError::Broken("the server did not answer in time".into()));
+            return Err(CallError::Late);
         }
         let mut fds = [PollFd::new(stream.as_fd(), flags)];
         match poll(&mut fds, poll_timeout(left)) {

@@ -136,6 +136,14 @@ impl ClientError {
         }
     }
 
+    /// The same, but a server that cannot serve for now is one that is away.
+    pub(super) fn if_away(self) -> Self {
+        match self {
+            Self::Refused(error) if error.code.is_passing() => Self::unavailable(error),
+            error => error,
+        }
+    }
+
     pub(super) fn invalid(reason: impl ToString) -> Self {
         Self::InvalidArgument {
             reason: reason.to_string(),

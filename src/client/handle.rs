@@ -1,6 +1,7 @@
 //! The public calls that are one exchange, and the life of a client.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::calls::{LookupAnswer, Pin, Question};
 use super::layout::KvMemory;
@@ -25,14 +26,19 @@ pub struct Client {
 }
 
 impl Client {
-    /// Makes a client and tries once to connect, for at most the deadline. A server that is away is not an error.
+    /// Makes a client and tries once to connect, for at most the deadline. A server that is away is not an error, nor is a
+    /// process that has no descriptor or thread to spare: the client is degraded until it has.
     ///
     /// # Errors
-    /// Only what keeps this process from having a client at all: no thread, no descriptor.
+    /// [`ClientError::InvalidArgument`] for a deadline or a heartbeat of more than [`MAX_WAIT`].
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
-        let core = Arc::new(Core::new(config)?);
-        recover::spawn(&core).map_err(|error| ClientError::unavailable(format!("thread: {error}")))?;
-        core.first_attempt(core.deadline());
+        for (what, time) in [("deadline", config.deadline), ("heartbeat", config.heartbeat)] {
+            check_wait(what, time)?;
+        }
+        let core = Arc::new(Core::new(config));
+        if recover::ensure(&core).is_ok() {
+            core.first_attempt(core.deadline());
+        }
         Ok(Self {
             tickets: Arc::new(Tickets::default()),
             core,
@@ -41,7 +47,17 @@ impl Client {
 
     /// Connected, and everything that was negotiated and registered holds with the server that runs now.
     pub fn is_healthy(&self) -> bool {
-        self.core.is_healthy()
+        // Asked all the time, so this is where a thread is had that there was none for at first.
+        self.core.is_healthy() || self.has_thread() && self.core.is_healthy()
+    }
+
+    /// Lookups and loads work: it is healthy, or the server was late with an answer and what it shares is read without it.
+    pub fn is_readable(&self) -> bool {
+        self.core.is_readable() || self.has_thread() && self.core.is_readable()
+    }
+
+    fn has_thread(&self) -> bool {
+        !self.core.is_forked_copy() && !self.core.is_closed() && recover::ensure(&self.core).is_ok()
     }
 
     /// "healthy", or why not and what happens next.
@@ -92,33 +108,32 @@ impl Client {
     /// [`ClientError::Refused`], and then it is not remembered; [`ClientError::Unavailable`], and then it is.
     pub fn negotiate(&self, request: Negotiate) -> Result<NegotiateReply, ClientError> {
         let deadline = self.core.deadline();
-        match self.core.call(None, &Request::Negotiate(request.clone())) {
-            Ok((Reply::Negotiate(reply), _)) => {
-                self.core.remember(|wanted| {
-                    wanted.negotiate = Some(request);
-                    wanted.chunk_size = Some(reply.chunk_size);
-                    wanted.warnings.clone_from(&reply.warnings);
-                });
-                return Ok(reply);
+        loop {
+            match self.core.set_up(&Request::Negotiate(request.clone())) {
+                Ok((Reply::Negotiate(reply), _)) => {
+                    self.core.remember(|wanted| {
+                        wanted.negotiate = Some(request);
+                        wanted.chunk_size = Some(reply.chunk_size);
+                        wanted.warnings.clone_from(&reply.warnings);
+                    });
+                    return Ok(reply);
+                }
+                Ok((reply, session)) => return Err(self.core.distrust(&session, &reply)),
+                Err(ClientError::Unavailable { .. }) => {}
+                Err(error) => return Err(error),
             }
-            Ok((reply, session)) => return Err(self.core.distrust(&session, &reply)),
-            Err(ClientError::Unavailable { .. }) => {}
-            Err(error) => return Err(error),
+            self.core
+                .remember(|wanted| wanted.negotiate = Some(request.clone()));
+            self.recover_now(deadline, |wanted| wanted.negotiate = None)?;
+            let wanted = self.core.wanted();
+            if let Some(chunk_size) = wanted.chunk_size {
+                return Ok(NegotiateReply {
+                    chunk_size,
+                    warnings: wanted.warnings,
+                });
+            }
+            // Recovered by an attempt that began before this was remembered: the connection is there to ask over.
         }
-        self.core.check_process()?;
-        self.core
-            .remember(|wanted| wanted.negotiate = Some(request.clone()));
-        let answer = self.core.attempt_now(deadline);
-        self.forget_if_refused(&answer, |wanted| wanted.negotiate = None);
-        answer?;
-        let wanted = self.core.wanted();
-        let chunk_size = wanted
-            .chunk_size
-            .ok_or_else(|| ClientError::unavailable("not negotiated yet"))?;
-        Ok(NegotiateReply {
-            chunk_size,
-            warnings: wanted.warnings,
-        })
     }
 
     /// Registers this rank's KV caches, with the copy that this client uses, and returns the seed of its keys. Remembered as [`Client::negotiate`] is.
@@ -130,41 +145,47 @@ impl Client {
         if self.core.config.maps == Maps::Pool {
             request.copy_path = CopyEngine::detect().path().name().into();
         }
-        match self.core.call(None, &Request::RegisterKvCache(request.clone())) {
-            Ok((reply, session)) => {
-                let registered = recover::confirm(request.clone(), &reply);
-                if let Err(error @ ClientError::Unavailable { .. }) = &registered {
-                    self.core.degrade(&session, &error.to_string());
+        loop {
+            match self.core.set_up(&Request::RegisterKvCache(request.clone())) {
+                Ok((reply, session)) => {
+                    let registered = recover::confirm(request.clone(), &reply);
+                    if let Err(error @ ClientError::Unavailable { .. }) = &registered {
+                        self.core.degrade(&session, &error.to_string());
+                    }
+                    let registered = registered?;
+                    let (seed, stores) = (registered.seed, registered.request.stores);
+                    self.core.remember(|wanted| {
+                        wanted.register = Some(request);
+                        wanted.registered = Some(Arc::new(registered));
+                    });
+                    if stores {
+                        self.first_credit();
+                    }
+                    return Ok(seed);
                 }
-                let registered = registered?;
-                let (seed, stores) = (registered.seed, registered.request.stores);
-                self.core.remember(|wanted| {
-                    wanted.register = Some(request);
-                    wanted.registered = Some(Arc::new(registered));
-                });
-                if stores {
-                    self.first_credit();
-                }
-                return Ok(seed);
+                Err(ClientError::Unavailable { .. }) => {}
+                Err(error) => return Err(error),
             }
-            Err(ClientError::Unavailable { .. }) => {}
-            Err(error) => return Err(error),
+            self.core
+                .remember(|wanted| wanted.register = Some(request.clone()));
+            self.recover_now(deadline, |wanted| wanted.register = None)?;
+            let wanted = self.core.wanted();
+            if let Some(registered) = wanted.registered.filter(|own| own.request == request) {
+                return Ok(registered.seed);
+            }
         }
-        self.core.check_process()?;
-        self.core
-            .remember(|wanted| wanted.register = Some(request.clone()));
-        let answer = self.core.attempt_now(deadline);
-        self.forget_if_refused(&answer, |wanted| wanted.register = None);
-        answer?;
-        self.domain_seed()
-            .ok_or_else(|| ClientError::unavailable("not registered yet"))
     }
 
-    fn forget_if_refused(&self, answer: &Result<(), ClientError>, forget: impl FnOnce(&mut Wanted)) {
+    /// Waits for a recovery attempt that asks for what was just remembered; forgets it if a server refuses it for good.
+    fn recover_now(&self, deadline: Instant, forget: impl FnOnce(&mut Wanted)) -> Result<(), ClientError> {
+        self.core.check_process()?;
+        recover::ensure(&self.core)?;
+        let answer = self.core.attempt_now(deadline).map_err(ClientError::if_away);
         if !matches!(answer, Ok(()) | Err(ClientError::Unavailable { .. })) {
             self.core.remember(forget);
-            self.core.wake();
+            self.core.wake.wake();
         }
+        answer
     }
 
     /// Names the engine's KV memory, for stores and loads.
@@ -292,6 +313,20 @@ impl Client {
             let _ = self.reserve(self.core.config.credit_bytes);
         }
     }
+}
+
+/// The longest that a call, a heartbeat or a wait may take: what is more is a slip, and does not fit the clock.
+pub const MAX_WAIT: Duration = Duration::from_secs(366 * 86_400);
+
+/// Refuses a time that no clock reaches.
+pub(super) fn check_wait(what: &str, time: Duration) -> Result<(), ClientError> {
+    if time > MAX_WAIT {
+        let (given, limit) = (time.as_secs(), MAX_WAIT.as_secs());
+        return Err(ClientError::invalid(format!(
+            "a {what} of {given} s, at most {limit} s are allowed"
+        )));
+    }
+    Ok(())
 }
 
 impl Drop for Client {

@@ -13,7 +13,8 @@
 //! Rules that hold everywhere: every call ends at its deadline; a connection that timed out, hung up or answered
 //! nonsense is never used again; without a server lookups miss, stores are dropped and counted, loads fail, and a
 //! background thread brings the connection back to where it was: the same alignment, the same chunk size, the same
-//! registration. Copies hold their session, so its lock byte stays held until the last of them has ended.
+//! registration. A server that is only late is not gone: what needs no message, lookups and loads, goes on from memory
+//! until it answers again, hangs up or another boot has begun. Copies hold their session, so its lock byte stays held until the last of them has ended.
 
 mod attached;
 mod calls;
@@ -34,13 +35,14 @@ mod state;
 mod stats;
 mod store;
 mod tickets;
+mod wake;
 mod wanted;
 
 pub use self::calls::{LookupAnswer, Pin};
 pub use self::config::{ClientConfig, Maps};
 pub use self::corrupt::{Damage, corrupt_pool};
 pub use self::error::ClientError;
-pub use self::handle::Client;
+pub use self::handle::{Client, MAX_WAIT};
 pub use self::layout::{KvGroupPages, KvMemory, LayerPages, ObjectGroupPages};
 pub use self::load::LoadRequest;
 pub use self::stats::ClientStats;

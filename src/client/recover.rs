@@ -1,91 +1,124 @@
 //! The background thread: it notices that the server is gone and brings the connection back to where it was.
 //!
 //! After a hang-up it tries at once, then after 10 ms, doubling to 1 s. A step that the server refuses is tried again
-//! at the heartbeat. While all is well it sleeps in `poll`.
+//! at the heartbeat, and as soon as there is another server: the connection that was refused is kept meanwhile, so that
+//! its end is noticed and the server's status shows who waits; and where there is none, the socket's name is looked at.
+//! While all is well it sleeps in `poll`.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, poll};
-
 use super::ClientError;
-use super::connection::{Connection, poll_timeout};
+use super::connection::Connection;
 use super::populate::When;
 use super::session::{Session, unexpected};
 use super::state::Core;
+use super::wake::SocketFile;
 use super::wanted::{Registered, Wanted, domain_seed};
+use crate::sync::shared::Ordering;
 use crate::wire::{PeerKind, Reply, Request};
 
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LAST_RETRY: Duration = Duration::from_secs(1);
+/// A server that has another chunk size keeps it as long as it lives, so what counts is the next one. In case its start
+/// goes unnoticed.
+const SAME_SERVER_RETRY: Duration = Duration::from_secs(3600);
+
+/// An attempt that failed, and the session of a server that refused in the midst of it.
+#[derive(Debug)]
+struct Failed {
+    error: ClientError,
+    refused: Option<Session>,
+}
+
+impl From<ClientError> for Failed {
+    fn from(error: ClientError) -> Self {
+        Self { error, refused: None }
+    }
+}
 
 /// Runs until the client is closed.
 pub(super) fn run(core: &Arc<Core>) {
     let mut retry = FIRST_RETRY;
     while !core.is_closed() {
-        if let Some(session) = core.session() {
+        if let Some(session) = core.linked_session() {
             watch(core, &session);
             retry = FIRST_RETRY;
             continue;
         }
+        // Before the attempt: a server that starts while it runs is another one.
+        let socket = SocketFile::at(&core.config.socket);
         // A defect here must not leave the engine without its thread.
         let attempt = catch_unwind(AssertUnwindSafe(|| attempt(core)));
         let attempt =
-            attempt.unwrap_or_else(|_| Err(ClientError::unavailable("the recovery attempt panicked")));
-        let Err(error) = attempt else {
+            attempt.unwrap_or_else(|_| Err(ClientError::unavailable("the recovery attempt panicked").into()));
+        let Err(Failed { error, refused }) = attempt else {
             continue;
         };
         // Nobody answers: soon again. Somebody answers no: it will take a person or a restart to change that.
         let pause = match error {
             ClientError::Unavailable { .. } => retry,
+            // Who answers is not late, and what was read from while it seemed so may be what keeps this client out.
+            _ if core.end_reads() => FIRST_RETRY,
+            ClientError::ChunkSizeChanged { .. } => SAME_SERVER_RETRY,
             _ => core.config.heartbeat,
         };
-        retry = (retry * 2).min(LAST_RETRY);
         core.attempt_failed(error);
-        pause_for(core, pause);
+        let news = wait(core, refused.as_ref(), pause, socket);
+        if news && SocketFile::at(&core.config.socket) != socket {
+            retry = FIRST_RETRY;
+            continue;
+        }
+        if news {
+            // Of the end of a connection, which a server may make again and again.
+            core.wake.sleep(&[], retry);
+        }
+        retry = (retry * 2).min(LAST_RETRY);
     }
+}
+
+/// Sleeps until the next attempt. Whether there is news: another server at the path, or the end of one.
+fn wait(core: &Core, refused: Option<&Session>, pause: Duration, socket: Option<SocketFile>) -> bool {
+    let late = core.session();
+    let sessions = refused.into_iter().chain(late.as_deref());
+    let streams: Vec<BorrowedFd<'_>> = sessions.map(|session| session.stream.as_fd()).collect();
+    let news = core
+        .wake
+        .sleep_beside(&streams, pause, &core.config.socket, socket);
+    if let Some(late) = &late
+        && (core.wake.hung_up(&[late.stream.as_fd()]) || !late.is_current())
+    {
+        core.end_reads();
+    }
+    news
 }
 
 /// Sleeps until the connection hangs up, the client has dropped it, or the heartbeat finds another boot.
 fn watch(core: &Core, session: &Session) {
-    let mut fds = [
-        PollFd::new(session.stream.as_fd(), PollFlags::empty()), // a hang-up is always told
-        PollFd::new(core.wake_fd().as_fd(), PollFlags::POLLIN),
-    ];
-    let _ = poll(&mut fds, poll_timeout(core.config.heartbeat));
-    let [stream, _] = fds;
-    let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
-    drain(core);
-    if stream.revents().is_some_and(|events| events.intersects(gone)) {
+    if core.wake.sleep(&[session.stream.as_fd()], core.config.heartbeat) {
         core.degrade(session, "the server closed the connection");
     } else if !session.is_current() {
         core.degrade(session, "the server restarted");
     }
 }
 
-fn pause_for(core: &Core, pause: Duration) {
-    let mut fds = [PollFd::new(core.wake_fd().as_fd(), PollFlags::POLLIN)];
-    let _ = poll(&mut fds, poll_timeout(pause));
-    drain(core);
-}
-
-fn drain(core: &Core) {
-    // Empty is an error of a descriptor that does not block, and what is wanted.
-    let _ = core.wake_fd().read();
-}
-
 /// One attempt: connect, and everything that was agreed before.
-fn attempt(core: &Core) -> Result<(), ClientError> {
+fn attempt(core: &Core) -> Result<(), Failed> {
     let generation = core.begin_attempt();
     let (connection, mut session) =
         Session::open(&core.config, generation, &core.populated, core.deadline())?;
     let mut connection = Box::new(connection);
     loop {
         let mut wanted = core.wanted();
-        negotiate(core, &mut connection, &mut wanted)?;
-        register(core, &mut connection, &mut wanted)?;
+        let agreed = negotiate(core, &mut connection, &mut wanted);
+        let agreed = agreed.and_then(|()| register(core, &mut connection, &mut wanted));
+        if let Err(error) = agreed {
+            let is_kept = !matches!(error, ClientError::Unavailable { .. });
+            let refused = is_kept.then_some(session);
+            return Err(Failed { error, refused });
+        }
         let stores = wanted.registered.as_ref().is_some_and(|own| own.request.stores);
         if stores && core.config.kind == PeerKind::Worker && session.credit_bytes() == 0 {
             take_credit(core, &mut connection, &session, core.config.credit_bytes)?;
@@ -173,9 +206,18 @@ fn take_credit(
     }
 }
 
-/// Starts the thread.
-pub(super) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
-    let core = Arc::clone(core);
+/// Starts the thread, unless there is one. A process that may have no more threads has none, and is asked again later.
+pub(super) fn ensure(core: &Arc<Core>) -> Result<(), ClientError> {
+    if core.recovers.load(Ordering::Acquire) || core.recovers.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    let shared = Arc::clone(core);
     let thread = std::thread::Builder::new().name("kvasir-recover".into());
-    thread.spawn(move || run(&core)).map(drop)
+    let started = thread.spawn(move || run(&shared));
+    started.map(drop).map_err(|error| {
+        core.recovers.store(false, Ordering::Release);
+        let error = ClientError::unavailable(format!("no thread for the connection: {error}"));
+        core.attempt_failed(error.clone());
+        error
+    })
 }

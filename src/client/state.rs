@@ -3,17 +3,16 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
-
-use super::connection::{CallError, Connection};
+use super::connection::{CallError, Connection, LATE};
 use super::layout::KvMemory;
 use super::populate::Populated;
 use super::session::Session;
 use super::stats::{Counters, Stat};
+use super::wake::Wake;
 use super::wanted::{Registered, Wanted};
 use super::{ClientConfig, ClientError};
 use crate::shm::atfork::process_generation;
-use crate::sync::shared::{AtomicU64, Ordering};
+use crate::sync::shared::{AtomicBool, AtomicU64, Ordering};
 use crate::wire::{Reply, Request};
 
 /// The connection, if there is one.
@@ -28,6 +27,7 @@ enum Link {
 #[derive(Debug)]
 struct State {
     link: Link,
+    /// Of the link; or of one that is down because its server was late, which is read from memory only.
     session: Option<Arc<Session>>,
     wanted: Wanted,
     /// Why there is no link, for people.
@@ -39,6 +39,13 @@ struct State {
     last_attempt: Option<ClientError>,
     connections: u64,
     closed: bool,
+}
+
+/// What becomes of reading from memory when a link goes down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reads {
+    End,
+    GoOn,
 }
 
 /// Shared by the client, its threads and its guards.
@@ -54,17 +61,17 @@ pub(super) struct Core {
     /// The link became idle, came up or went down, or an attempt ended.
     changed: Condvar,
     /// Wakes the recovery thread.
-    wake: EventFd,
+    pub(super) wake: Wake,
+    /// Whether there is a recovery thread.
+    pub(super) recovers: AtomicBool,
     memory: RwLock<Option<Arc<KvMemory>>>,
     /// The generation of the healthy session; 0 while there is none.
     healthy: AtomicU64,
 }
 
 impl Core {
-    pub(super) fn new(config: ClientConfig) -> Result<Self, ClientError> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let wake = EventFd::from_value_and_flags(0, flags);
-        Ok(Self {
+    pub(super) fn new(config: ClientConfig) -> Self {
+        Self {
             config,
             counters: Counters::default(),
             populated: Arc::default(),
@@ -82,10 +89,11 @@ impl Core {
                 closed: false,
             }),
             changed: Condvar::new(),
-            wake: wake.map_err(|error| ClientError::unavailable(format!("eventfd: {error}")))?,
+            wake: Wake::default(),
+            recovers: AtomicBool::new(false),
             memory: RwLock::new(None),
             healthy: AtomicU64::new(0),
-        })
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -113,6 +121,12 @@ impl Core {
         self.healthy.load(Ordering::Acquire) != 0 && !self.is_forked_copy()
     }
 
+    /// Whether what needs no message works: lookups and loads.
+    pub(super) fn is_readable(&self) -> bool {
+        self.is_healthy()
+            || !self.is_forked_copy() && self.session().is_some_and(|session| session.is_current())
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.state().closed
     }
@@ -122,11 +136,21 @@ impl Core {
         match (&state.link, state.closed) {
             _ if self.is_forked_copy() => "made before a fork: of no use in this process".into(),
             (_, true) => "closed".into(),
+            (Link::Down, _) if state.session.is_some() => format!(
+                "degraded: {}; lookups and loads go on from memory, stores are dropped, retrying",
+                state.reason
+            ),
             (Link::Down, _) => format!(
                 "degraded: {}; lookups miss, stores are dropped, retrying",
                 state.reason
             ),
-            _ => "healthy".into(),
+            _ => match self.counters.total(Stat::EvictedPins) {
+                0 => "healthy".into(),
+                pins => format!(
+                    "healthy; pin words ran out, so {pins} pins of the oldest sessions were given up: release each pin, \
+                     or end its session"
+                ),
+            },
         }
     }
 
@@ -142,9 +166,16 @@ impl Core {
         self.state().wanted.registered.clone()
     }
 
-    /// The session that calls go to now.
+    /// The session to read from: that of the link, or of a server that was late.
     pub(super) fn session(&self) -> Option<Arc<Session>> {
         self.state().session.clone()
+    }
+
+    /// The session that calls go to now.
+    pub(super) fn linked_session(&self) -> Option<Arc<Session>> {
+        let state = self.state();
+        let linked = !matches!(state.link, Link::Down);
+        state.session.clone().filter(|_| linked)
     }
 
     pub(super) fn memory(&self) -> Result<Arc<KvMemory>, ClientError> {
@@ -208,7 +239,7 @@ impl Core {
             return Err(ClientError::unavailable("the server restarted meanwhile"));
         }
         if !current.is_current() {
-            self.take_down(&mut state, "the server restarted");
+            self.take_down(&mut state, "the server restarted", Reads::End);
             return Err(ClientError::unavailable("the server restarted"));
         }
         let Link::Idle(connection) = std::mem::replace(&mut state.link, Link::Busy) else {
@@ -226,38 +257,51 @@ impl Core {
         let mut state = self.state();
         let current = state.session.as_ref().map(|session| session.generation);
         if current == Some(session.generation) {
-            self.take_down(&mut state, reason);
+            self.take_down(&mut state, reason, Reads::End);
         }
     }
 
-    fn take_down(&self, state: &mut State, reason: &str) {
+    /// The same for a server that has not answered in time: its connection is of no more use, but what it shares still
+    /// is. The slab stays this client's as long as the lock byte is held, and nobody gives the lock up here.
+    fn degrade_late(&self, session: &Session) {
+        let mut state = self.state();
+        let current = state.session.as_ref().map(|session| session.generation);
+        if current == Some(session.generation) && !matches!(state.link, Link::Down) {
+            self.take_down(&mut state, LATE, Reads::GoOn);
+        }
+    }
+
+    /// Ends reading from a server that was late. Whether there was one.
+    pub(super) fn end_reads(&self) -> bool {
+        let mut state = self.state();
+        let late = matches!(state.link, Link::Down) && state.session.is_some();
+        if late {
+            let reason = state.reason.clone();
+            self.take_down(&mut state, &reason, Reads::End);
+        }
+        late
+    }
+
+    fn take_down(&self, state: &mut State, reason: &str, reads: Reads) {
         self.healthy.store(0, Ordering::Release);
-        // Whoever holds a busy connection finds another generation when it comes back, and drops it.
+        // Whoever holds a busy connection finds the link down or another generation when it comes back, and drops it.
         state.link = Link::Down;
-        if let Some(session) = state.session.take() {
+        if reads == Reads::End
+            && let Some(session) = state.session.take()
+        {
             let _ = session.stream.shutdown(std::net::Shutdown::Both);
         }
         state.reason = reason.to_owned();
-        state.down_since = Some(Instant::now());
+        state.down_since.get_or_insert_with(Instant::now);
         self.changed.notify_all();
-        self.wake();
-    }
-
-    /// Wakes the recovery thread.
-    pub(super) fn wake(&self) {
-        // Full means that it is awake already.
-        let _ = self.wake.write(1);
-    }
-
-    pub(super) fn wake_fd(&self) -> &EventFd {
-        &self.wake
+        self.wake.wake();
     }
 
     /// Asks for a recovery attempt now and waits for one that began after the asking. What it ended with.
     pub(super) fn attempt_now(&self, deadline: Instant) -> Result<(), ClientError> {
         let mut state = self.state();
         let asked = state.attempts_begun;
-        self.wake();
+        self.wake.wake();
         loop {
             if !matches!(state.link, Link::Down) {
                 return Ok(());
@@ -322,7 +366,9 @@ impl Core {
             session.count(stat, count);
         }
         self.healthy.store(session.generation, Ordering::Release);
-        state.session = Some(session);
+        if let Some(late) = state.session.replace(session) {
+            let _ = late.stream.shutdown(std::net::Shutdown::Both);
+        }
         state.link = Link::Idle(connection);
         state.last_attempt = None;
         state.attempts_ended = state.attempts_begun;
@@ -348,7 +394,7 @@ impl Core {
     pub(super) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
-        self.take_down(&mut state, "the client was closed");
+        self.take_down(&mut state, "the client was closed", Reads::End);
     }
 }
 
@@ -371,8 +417,8 @@ impl LinkGuard {
             return Err(ClientError::unavailable("the connection was dropped"));
         };
         let answer = connection.call(request, deadline);
-        if let Err(CallError::Broken(reason)) = &answer {
-            self.give_up(reason);
+        if let Err(error) = &answer {
+            self.failed(error);
         }
         answer.map_err(ClientError::from)
     }
@@ -380,9 +426,20 @@ impl LinkGuard {
     /// Sends a request whose answer does not matter.
     pub(super) fn post(&mut self, request: &Request, deadline: Instant) {
         if let Some(connection) = &mut self.connection
-            && let Err(CallError::Broken(reason)) = connection.post(request, deadline)
+            && let Err(error) = connection.post(request, deadline)
         {
-            self.give_up(&reason);
+            self.failed(&error);
+        }
+    }
+
+    fn failed(&mut self, error: &CallError) {
+        match error {
+            CallError::Refused(_) => {}
+            CallError::Broken(reason) => self.give_up(reason),
+            CallError::Late => {
+                self.connection = None;
+                self.core.degrade_late(&self.session);
+            }
         }
     }
 

@@ -24,9 +24,10 @@ pub(super) enum Stat {
     DegradedLookups = 14,
     Reconnects = 15,
     DegradedMs = 16,
+    EvictedPins = 17,
 }
 
-const STATS: usize = 17;
+const STATS: usize = 18;
 
 impl Stat {
     /// Where the counter is in the slab.
@@ -82,6 +83,11 @@ impl Counters {
         self.totals[stat as usize].load(Ordering::Relaxed)
     }
 
+    /// A counter as it is now.
+    pub(super) fn total(&self, stat: Stat) -> u64 {
+        self.value(stat)
+    }
+
     pub(super) fn snapshot(
         &self,
         degraded_now_ms: u64,
@@ -102,6 +108,7 @@ impl Counters {
             dropped_stores: self.value(Stat::DroppedStores),
             reconnects: self.value(Stat::Reconnects),
             degraded_ms: self.value(Stat::DegradedMs) + degraded_now_ms,
+            evicted_pins: self.value(Stat::EvictedPins),
             credit_bytes,
             populated_bytes: populated.bytes.load(Ordering::Relaxed),
             unpopulated_bytes: populated.left_bytes.load(Ordering::Relaxed),
@@ -138,6 +145,8 @@ pub struct ClientStats {
     pub reconnects: u64,
     /// Time without a usable server.
     pub degraded_ms: u64,
+    /// Pins that made room for others when the slab's pin words ran out.
+    pub evicted_pins: u64,
     /// Pool space held for stores now.
     pub credit_bytes: u64,
     /// Granted pool space whose pages were entered into this process's page tables before a store.

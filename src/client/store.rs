@@ -130,7 +130,7 @@ impl Client {
         }
         let checked = check(&memory, &registered, requests)?;
         let mut outcomes = vec![StoreOutcome::Unavailable; requests.len()];
-        if let Some(session) = self.core.session() {
+        if let Some(session) = self.core.linked_session() {
             session.pool()?;
             let mut store = Storing {
                 client: self,

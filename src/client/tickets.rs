@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::calls::{LookupAnswer, Question};
+use super::handle::check_wait;
 use super::state::Core;
 use super::{Client, ClientError};
 use crate::cache::LookupRequest;
@@ -65,7 +66,7 @@ impl Client {
     /// Starts a lookup, and never waits for the server.
     ///
     /// # Errors
-    /// [`ClientError::TooManyItems`] with too many tickets open; [`ClientError::Unavailable`] without threads.
+    /// [`ClientError::TooManyItems`] with too many tickets open.
     pub fn lookup_start(&self, request: Lookup) -> Result<Ticket, ClientError> {
         self.look_up_start(&Question::from(request).borrow())
     }
@@ -93,12 +94,10 @@ impl Client {
         if !state.helper && !state.closed {
             let (core, tickets) = (Arc::clone(&self.core), Arc::clone(tickets));
             let helper = std::thread::Builder::new().name("kvasir-lookup".into());
-            helper
-                .spawn(move || answer_all(&core, &tickets))
-                .map_err(|error| ClientError::unavailable(format!("thread: {error}")))?;
-            state.helper = true;
+            // Without one there is nobody to ask the server, which is as good as having none; the next ticket tries again.
+            state.helper = helper.spawn(move || answer_all(&core, &tickets)).is_ok();
         }
-        if state.closed {
+        if state.closed || !state.helper {
             return Ok(state.answered(LookupAnswer::degraded()));
         }
         state.last += 1;
@@ -113,9 +112,11 @@ impl Client {
     /// ticket.
     ///
     /// # Errors
-    /// [`ClientError::UnknownTicket`], and whatever [`Client::lookup`] answers.
+    /// [`ClientError::UnknownTicket`], [`ClientError::InvalidArgument`] for a wait of more than [`super::MAX_WAIT`], and
+    /// whatever [`Client::lookup`] answers.
     pub fn lookup_poll(&self, ticket: Ticket, wait: Duration) -> Result<Option<LookupAnswer>, ClientError> {
         self.core.check_process()?;
+        check_wait("wait", wait)?;
         let until = Instant::now() + wait;
         let mut state = self.tickets.state();
         loop {

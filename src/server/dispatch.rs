@@ -5,6 +5,8 @@
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
+use tracing::info;
+
 use super::answer::Answer;
 use super::convert;
 use super::state::Server;
@@ -149,9 +151,12 @@ pub(super) async fn answer(
     turn: &mut Turn,
 ) -> Reply {
     let changes = changes_totals(&request);
-    let reply = handle(server, session, request, turn)
-        .await
-        .unwrap_or_else(Reply::Error);
+    let sets_up = matches!(request, Request::Negotiate(_) | Request::RegisterKvCache(_));
+    let answered = handle(server, session, request, turn).await;
+    if sets_up && let Err(error) = &answered {
+        note_refusal(server, session, Some(error.to_string()));
+    }
+    let reply = answered.unwrap_or_else(Reply::Error);
     if changes {
         server.publish_counters();
     }
@@ -310,10 +315,32 @@ fn negotiate(server: &Server, session: &mut Session, request: &Negotiate) -> Res
         },
     )?;
     session.binding_domain = domain;
+    let (agreed, offered) = (request.previous_size, u64::from(negotiated.chunk_size));
+    let other = (agreed != 0 && agreed != offered).then(|| {
+        format!(
+            "it agreed on chunks of {agreed} tokens with an earlier server, and this one has {offered}: restart the server \
+             with --chunk-size {agreed}, or the engine"
+        )
+    });
+    note_refusal(server, session, other);
     Ok(Reply::Negotiate(NegotiateReply {
         chunk_size: u64::from(negotiated.chunk_size),
         warnings: negotiated.warnings.iter().map(ToString::to_string).collect(),
     }))
+}
+
+/// Keeps for the status why a client caches nothing, and says in the log what it was not refused with in words.
+fn note_refusal(server: &Server, session: &Session, why: Option<String>) {
+    let mut sessions = server.sessions.borrow_mut();
+    let Some(info) = sessions.get_mut(&session.number) else {
+        return;
+    };
+    if info.refused != why
+        && let Some(why) = &why
+    {
+        info!(pid = info.pid, name = %info.name, "client caches nothing: {why}");
+    }
+    info.refused = why;
 }
 
 fn register(server: &Server, session: &mut Session, request: RegisterKvCache) -> Result<Reply, WireError> {

@@ -20,12 +20,14 @@ const STATUS_VERSION: u32 = 1;
 
 /// What the server knows of a session besides what the core knows of its client.
 pub(super) struct SessionInfo {
-    pid: u32,
+    pub(super) pid: u32,
     kind: PeerKind,
-    name: String,
+    pub(super) name: String,
     engine_instance: [u8; 16],
     pub(super) client: Option<ClientId>,
     registered: Option<Registered>,
+    /// Why this client caches nothing, where the server knows: what it was told last when it set up.
+    pub(super) refused: Option<String>,
 }
 
 /// What a rank registered, as it said.
@@ -43,12 +45,14 @@ impl SessionInfo {
             engine_instance: hello.engine_instance,
             client,
             registered: None,
+            refused: None,
         }
     }
 
     /// Takes a registration that the core has accepted.
     pub(super) fn registered(&mut self, request: RegisterKvCache, chunk_size: u32) {
         self.registered = Some(Registered { request, chunk_size });
+        self.refused = None;
     }
 
     pub(super) fn unregistered(&mut self) {
@@ -160,6 +164,7 @@ fn connected(info: &SessionInfo, core: Option<&ClientStatus>) -> Value {
         "kind": peer_kind(info.kind),
         "engine": hex(&info.engine_instance),
     });
+    row["refused"] = json!(info.refused);
     add_core(&mut row, core);
     row["registered"] = info.registered.as_ref().map_or(Value::Null, registered);
     if let Some((_, domain)) = core.and_then(|core| core.registered) {
@@ -220,6 +225,7 @@ fn orphan(core: &ClientStatus) -> Value {
         },
         "engine": hex(&core.info.engine_instance),
         "registered": null,
+        "refused": null,
     });
     add_core(&mut row, Some(core));
     row

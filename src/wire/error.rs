@@ -76,6 +76,13 @@ impl ErrorCode {
             ProtocolVersion | Malformed | FrameTooLarge | HelloExpected | Descriptors | PermissionDenied
         )
     }
+
+    /// Whether the server may answer the same request otherwise a while later, with nothing changed in it: it is full,
+    /// stopping or has failed. A code that this version does not know counts, since it reads as [`ErrorCode::Internal`].
+    pub fn is_passing(self) -> bool {
+        use ErrorCode::{Draining, Internal, LimitExceeded};
+        matches!(self, Internal | LimitExceeded | Draining)
+    }
 }
 
 /// An error as it travels.

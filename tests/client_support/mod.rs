@@ -71,7 +71,8 @@ impl Place {
         self.arguments = arguments.iter().map(ToString::to_string).collect();
     }
 
-    fn log(&self) -> String {
+    /// What the servers here have logged.
+    pub fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::Report;
+use super::{Report, clients};
 use crate::cli::status::{self, StatusError};
 use crate::geometry::chunk::resolve_chunk;
 use crate::geometry::{BoundGeometry, ObjectGroup, ObjectKind, ResolvedGeometry, Warning};
@@ -32,6 +32,7 @@ pub(super) fn check(sockets: &[PathBuf], fit: Option<&Fit<'_>>, report: &mut Rep
                 if let Some(size) = server.check(fit, report) {
                     sizes.push((socket, size));
                 }
+                clients::check(socket, &status, report);
             }
             Err(error) => no_status(socket, &error, report),
         }
