@@ -1,20 +1,24 @@
 //! Execution of checked plans.
 //!
 //! Unsafe is opened here. The invariant: every piece has been checked against these very regions, by
-//! [`CopyPlan::check`] or, where the source is private memory, one by one; so it lies inside them, the destinations are
+//! [`CopyPlan::check`] or [`SummedPlan::check`]; so it lies inside them, the destinations are
 //! writable, and no byte is both read and written. Regions are immutable handles borrowed for the whole call, so nothing can
 //! change between check and copy.
 
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::iter;
-use std::ops::Range;
 use std::ptr;
+use std::sync::OnceLock;
 
 #[cfg(target_arch = "x86_64")]
-use super::stream::{self, Fetch, Weave};
-use super::{CopyError, CopyPlan, HostMemory, Piece, Side, Span, plan};
+use super::fused::{self, SummedRun};
+#[cfg(target_arch = "x86_64")]
+use super::stream::{self, Weave};
+#[cfg(target_arch = "x86_64")]
+use super::summed::SummedPiece;
+use super::summed::SummedPlan;
+use super::{CopyError, CopyPlan, HostMemory, Piece};
 
 /// How payload bytes are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,15 +63,19 @@ enum Mover {
 }
 
 impl CopyEngine {
-    /// The fastest path of this machine.
+    /// The fastest path of this machine. It is looked for once in a process: the instruction that names the CPU leaves a virtual
+    /// machine, which takes longer than copying a small object.
     pub fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if has_avx2() {
-            return Self {
-                mover: Mover::Avx2(Weave::detect()),
-            };
-        }
-        Self::portable()
+        static DETECTED: OnceLock<CopyEngine> = OnceLock::new();
+        *DETECTED.get_or_init(|| {
+            #[cfg(target_arch = "x86_64")]
+            if has_avx2() {
+                return Self {
+                    mover: Mover::Avx2(Weave::detect()),
+                };
+            }
+            Self::portable()
+        })
     }
 
     /// The portable path, on any machine.
@@ -116,58 +124,45 @@ impl CopyEngine {
         });
         // SAFETY: `check` has passed, so all pieces are valid for their lengths, and read and written bytes are
         // disjoint.
-        unsafe { self.run(pieces, iter::empty()) };
+        unsafe { self.run(pieces) };
         Ok(plan.bytes())
     }
 
-    /// Writes ranges of private memory to places in regions `dst`, in the same way, and meanwhile fetches into the caches
-    /// what will be read `next`: runs of regions, whose length is a hint only. On an error nothing has been written.
-    pub(super) fn write<'a>(
+    /// Copies and sums in one pass, where this machine can; the plan has been checked for these regions.
+    pub(super) fn copy_fused(
         &self,
-        from: &[u8],
-        pieces: &[(Range<usize>, Span)],
+        plan: &SummedPlan,
+        src: &[HostMemory],
         dst: &[HostMemory],
-        next: impl Iterator<Item = (&'a HostMemory, u64, usize)>,
-    ) -> Result<(), CopyError> {
-        for (index, (range, to)) in pieces.iter().enumerate() {
-            let region = plan::region(dst, Side::Destination, index, *to)?;
-            region.check(Side::Destination, index, *to, range.len() as u64)?;
-        }
-        let pieces = pieces.iter().map(|(range, to)| {
-            let bytes = &from[range.clone()];
-            let base = dst[usize::from(to.region)].base().as_ptr();
-            Resolved {
-                src: bytes.as_ptr(),
-                // SAFETY: the range was just checked to lie in its region.
-                dst: unsafe { base.add(to.offset as usize) },
-                len: bytes.len(),
+    ) -> Option<Vec<u64>> {
+        match self.mover {
+            #[cfg(target_arch = "x86_64")]
+            Mover::Avx2(_) => {
+                let runs = plan.pieces.iter().map(|piece| {
+                    // SAFETY: `check` has passed for `src` and `dst`.
+                    unsafe { resolve_summed(piece, src, dst) }
+                });
+                // SAFETY: this mover exists only where AVX2 was found. `check` has passed, so all pieces are valid for
+                // their lengths, and read and written bytes are disjoint.
+                let sums = unsafe { fused::copy(runs, &plan.ends) };
+                // 0 stands for "not computed".
+                Some(sums.into_iter().map(|sum| sum.max(1)).collect())
             }
-        });
-        let next = next.map(|(region, offset, len)| {
-            let start = region.base().as_ptr().cast_const().wrapping_add(offset as usize);
-            (start, len)
-        });
-        // SAFETY: sources are slices, destinations were just checked, and `from` is ordinary memory that no region
-        // may overlap while it is borrowed (contract of `HostMemory::new`).
-        unsafe { self.run(pieces, next) };
-        Ok(())
+            Mover::Portable => None,
+        }
     }
 
-    /// Moves pieces and orders the stores before what follows. Meanwhile what will be read next comes nearer.
+    /// Moves pieces and orders the stores before what follows.
     ///
     /// # Safety
     ///
     /// Every piece is valid for reads of `len` bytes at `src` and for writes at `dst`, and no byte of any `src` is a
     /// byte of any `dst`.
-    unsafe fn run(
-        &self,
-        pieces: impl Iterator<Item = Resolved>,
-        next: impl Iterator<Item = (*const u8, usize)>,
-    ) {
+    unsafe fn run(&self, pieces: impl Iterator<Item = Resolved>) {
         match self.mover {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this mover exists only where AVX2 was found; the rest is the caller's contract.
-            Mover::Avx2(weave) => unsafe { stream::copy(weave, pieces, &mut Fetch::new(next)) },
+            Mover::Avx2(weave) => unsafe { stream::copy(weave, pieces) },
             Mover::Portable => {
                 for Resolved { src, dst, len } in pieces {
                     // SAFETY: the caller's contract.
@@ -209,6 +204,25 @@ unsafe fn resolve(piece: &Piece, src: &[HostMemory], dst: &[HostMemory]) -> Reso
         Resolved {
             src: from.add(piece.src.offset as usize),
             dst: to.add(piece.dst.offset as usize),
+            len: piece.len as usize,
+        }
+    }
+}
+
+/// # Safety
+///
+/// A plan that holds `piece` has passed [`SummedPlan::check`] for `src` and `dst`.
+#[cfg(target_arch = "x86_64")]
+unsafe fn resolve_summed(piece: &SummedPiece, src: &[HostMemory], dst: &[HostMemory]) -> SummedRun {
+    let from = src[usize::from(piece.src.region)].base().as_ptr();
+    let to = piece
+        .dst
+        .map(|to| (dst[usize::from(to.region)].base().as_ptr(), to.offset));
+    // SAFETY: offset + length is at most the region's length (checked), which fits `usize`.
+    unsafe {
+        SummedRun {
+            src: from.add(piece.src.offset as usize),
+            dst: to.map(|(base, offset)| base.add(offset as usize)),
             len: piece.len as usize,
         }
     }

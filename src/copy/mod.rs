@@ -15,15 +15,19 @@
 //! A [`SummedPlan`] is such a list in which the bytes of each part are also summed: what is stored carries a checksum, and
 //! what is loaded is compared with it (docs/decisions/0011-payload-checksums.md).
 //!
-//! `unsafe` is opened in `memory` and `mapped` (what a region promises), `engine` and `stream` (moving checked pieces).
+//! `unsafe` is opened in `memory` and `mapped` (what a region promises), `engine`, `stream` and `fused` (moving checked pieces).
 
 mod engine;
+#[cfg(target_arch = "x86_64")]
+mod fused;
 mod mapped;
 mod memory;
 mod plan;
 #[cfg(target_arch = "x86_64")]
 mod stream;
 mod summed;
+#[cfg(any(target_arch = "x86_64", test))]
+mod xxh3;
 
 pub use engine::{CopyEngine, CopyPath};
 pub use memory::HostMemory;

@@ -20,7 +20,7 @@ impl Span {
     }
 
     /// Whether `next` begins where `len` bytes from here end.
-    fn continues(self, len: u64, next: Span) -> bool {
+    pub(super) fn continues(self, len: u64, next: Span) -> bool {
         self.region == next.region && self.offset.checked_add(len) == Some(next.offset)
     }
 }

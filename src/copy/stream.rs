@@ -12,9 +12,7 @@
 
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::{
-    __cpuid, __m256i, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256,
-};
+use std::arch::x86_64::{__cpuid, __m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
 use std::ptr;
 
 use super::engine::Resolved;
@@ -54,60 +52,18 @@ impl Weave {
     }
 }
 
-/// Runs of memory as address and length.
-pub(super) trait Runs: Iterator<Item = (*const u8, usize)> {}
-
-impl<R: Iterator<Item = (*const u8, usize)>> Runs for R {}
-
-/// Fetches the lines of some runs of memory into the caches, in order, one for each line that is written meanwhile.
-pub(super) struct Fetch<R> {
-    runs: R,
-    next: *const u8,
-    left: usize,
-}
-
-impl<R: Runs> Fetch<R> {
-    /// Of any runs: a prefetch never faults.
-    pub(super) fn new(runs: R) -> Self {
-        Self {
-            runs,
-            next: ptr::null(),
-            left: 0,
-        }
-    }
-
-    /// One line more, if there is one.
-    #[inline(always)]
-    fn step(&mut self) {
-        if self.left == 0 {
-            let Some((start, len)) = self.runs.find(|(_, len)| *len > 0) else {
-                return;
-            };
-            (self.next, self.left) = (start, len.div_ceil(LINE));
-        }
-        // SAFETY: a hint, without effect on what the program reads or writes.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.cast()) };
-        self.next = self.next.wrapping_add(LINE);
-        self.left -= 1;
-    }
-}
-
-/// Copies all pieces and fences; on the way it fetches what will be read next.
+/// Copies all pieces and fences.
 ///
 /// # Safety
 ///
 /// The CPU has AVX2. Every piece is valid for reads of `len` bytes at `src` and for writes at `dst`, and no
 /// byte of any `src` is a byte of any `dst`.
-pub(super) unsafe fn copy(
-    weave: Weave,
-    pieces: impl Iterator<Item = Resolved>,
-    fetch: &mut Fetch<impl Runs>,
-) {
+pub(super) unsafe fn copy(weave: Weave, pieces: impl Iterator<Item = Resolved>) {
     // SAFETY: the contract is passed on unchanged.
     unsafe {
         match weave {
-            Weave::EightByLine => copy_woven::<8, LINE>(pieces, fetch),
-            Weave::FourByRun => copy_woven::<4, 512>(pieces, fetch),
+            Weave::EightByLine => copy_woven::<8, LINE>(pieces),
+            Weave::FourByRun => copy_woven::<4, 512>(pieces),
         }
     }
 }
@@ -118,10 +74,7 @@ pub(super) unsafe fn copy(
 ///
 /// As for [`copy`].
 #[target_feature(enable = "avx2")]
-unsafe fn copy_woven<const STREAMS: usize, const RUN: usize>(
-    pieces: impl Iterator<Item = Resolved>,
-    fetch: &mut Fetch<impl Runs>,
-) {
+unsafe fn copy_woven<const STREAMS: usize, const RUN: usize>(pieces: impl Iterator<Item = Resolved>) {
     const { assert!(STREAMS <= STREAMS_MAX && RUN.is_multiple_of(LINE)) };
     let mut strips = Strips::<STREAMS, RUN>::new();
     for Resolved { src, dst, len } in pieces {
@@ -138,11 +91,11 @@ unsafe fn copy_woven<const STREAMS: usize, const RUN: usize>(
         unsafe {
             ptr::copy_nonoverlapping(src, dst, head);
             ptr::copy_nonoverlapping(src.add(head + body), dst.add(head + body), tail);
-            strips.push_body(src.add(head), dst.add(head), body, fetch);
+            strips.push_body(src.add(head), dst.add(head), body);
         }
     }
     // SAFETY: only `push_body` adds strips.
-    unsafe { strips.finish(fetch) };
+    unsafe { strips.finish() };
     _mm_sfence();
 }
 
@@ -170,7 +123,7 @@ impl<const STREAMS: usize, const RUN: usize> Strips<STREAMS, RUN> {
     ///
     /// As for [`copy`], and `dst` and `len` are multiples of [`LINE`].
     #[target_feature(enable = "avx2")]
-    unsafe fn push_body(&mut self, src: *const u8, dst: *mut u8, len: usize, fetch: &mut Fetch<impl Runs>) {
+    unsafe fn push_body(&mut self, src: *const u8, dst: *mut u8, len: usize) {
         let mut at = 0;
         while at < len {
             let strip = STRIP_BYTES.min(len - at);
@@ -181,7 +134,7 @@ impl<const STREAMS: usize, const RUN: usize> Strips<STREAMS, RUN> {
             at += strip;
             if self.active == STREAMS {
                 // SAFETY: all entries are strips inside bodies.
-                unsafe { self.advance::<STREAMS>(fetch) };
+                unsafe { self.advance::<STREAMS>() };
             }
         }
     }
@@ -192,19 +145,19 @@ impl<const STREAMS: usize, const RUN: usize> Strips<STREAMS, RUN> {
     ///
     /// All active entries come from [`push_body`](Self::push_body).
     #[target_feature(enable = "avx2")]
-    unsafe fn finish(&mut self, fetch: &mut Fetch<impl Runs>) {
+    unsafe fn finish(&mut self) {
         while self.active > 0 {
             // SAFETY: the first `active` entries are strips inside bodies.
             unsafe {
                 match self.active {
-                    1 => self.advance::<1>(fetch),
-                    2 => self.advance::<2>(fetch),
-                    3 => self.advance::<3>(fetch),
-                    4 => self.advance::<4>(fetch),
-                    5 => self.advance::<5>(fetch),
-                    6 => self.advance::<6>(fetch),
-                    7 => self.advance::<7>(fetch),
-                    _ => self.advance::<STREAMS_MAX>(fetch),
+                    1 => self.advance::<1>(),
+                    2 => self.advance::<2>(),
+                    3 => self.advance::<3>(),
+                    4 => self.advance::<4>(),
+                    5 => self.advance::<5>(),
+                    6 => self.advance::<6>(),
+                    7 => self.advance::<7>(),
+                    _ => self.advance::<STREAMS_MAX>(),
                 }
             }
         }
@@ -216,11 +169,11 @@ impl<const STREAMS: usize, const RUN: usize> Strips<STREAMS, RUN> {
     ///
     /// `N` is `active`, and these entries are strips inside bodies.
     #[target_feature(enable = "avx2")]
-    unsafe fn advance<const N: usize>(&mut self, fetch: &mut Fetch<impl Runs>) {
+    unsafe fn advance<const N: usize>(&mut self) {
         debug_assert_eq!(self.active, N);
         let step = self.left[..N].iter().copied().min().unwrap_or(0);
         // SAFETY: `step` is at most what is left of each strip and a multiple of a line, as all are.
-        unsafe { interleave::<N, STREAMS, RUN>(&self.src, &self.dst, step, fetch) };
+        unsafe { interleave::<N, STREAMS, RUN>(&self.src, &self.dst, step) };
         let mut kept = 0;
         for i in 0..N {
             let left = self.left[i] - step;
@@ -246,7 +199,6 @@ unsafe fn interleave<const N: usize, const STREAMS: usize, const RUN: usize>(
     src: &[*const u8; STREAMS],
     dst: &[*mut u8; STREAMS],
     bytes: usize,
-    fetch: &mut Fetch<impl Runs>,
 ) {
     for run in (0..bytes).step_by(RUN) {
         let run_end = bytes.min(run + RUN);
@@ -262,7 +214,6 @@ unsafe fn interleave<const N: usize, const STREAMS: usize, const RUN: usize>(
                     _mm256_stream_si256(to, low);
                     _mm256_stream_si256(to.add(1), high);
                 }
-                fetch.step();
             }
         }
     }

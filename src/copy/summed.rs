@@ -1,11 +1,10 @@
 //! Copies whose bytes are summed on their way. No unsafe here.
 //!
-//! Every byte is read once, into a stage that stays in the core's own caches, summed there and written on from there. So
-//! a sum is of exactly the bytes that arrived, whoever else writes the source meanwhile. While one stage is written, the
-//! bytes of the next are fetched, for reading and writing memory in turns would leave half of its speed unused.
+//! Every byte is read once, and what was read is both summed and written. So a sum is of exactly the bytes that arrived, whoever else
+//! writes the source meanwhile. Where there is AVX2, registers are summed and written (`fused`); elsewhere the bytes go through a stage
+//! that stays in the core's own caches.
 
 use std::hash::Hasher;
-use std::ops::Range;
 
 use twox_hash::XxHash3_64;
 
@@ -18,18 +17,29 @@ const STAGE_BYTES: usize = 32 << 10;
 
 /// A run of bytes of a part: read from `src` for the sum and, unless nobody wants it, written to `dst`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct SummedPiece {
-    src: Span,
-    dst: Option<Span>,
-    len: u64,
+pub(super) struct SummedPiece {
+    pub(super) src: Span,
+    pub(super) dst: Option<Span>,
+    pub(super) len: u64,
+}
+
+impl SummedPiece {
+    /// Whether a piece goes on where this one ends, on both sides.
+    fn continues(&self, src: Span, dst: Option<Span>) -> bool {
+        let same_dst = match (self.dst, dst) {
+            (Some(here), Some(next)) => here.continues(self.len, next),
+            (here, next) => here.is_none() && next.is_none(),
+        };
+        same_dst && self.src.continues(self.len, src)
+    }
 }
 
 /// The bytes of some parts in their order, and where they go.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SummedPlan {
-    pieces: Vec<SummedPiece>,
+    pub(super) pieces: Vec<SummedPiece>,
     /// Number of pieces up to the end of each part.
-    ends: Vec<usize>,
+    pub(super) ends: Vec<usize>,
 }
 
 impl SummedPlan {
@@ -38,9 +48,18 @@ impl SummedPlan {
         Self::default()
     }
 
-    /// Appends the next bytes of the part; without a `dst` they are only summed.
+    /// Appends the next bytes of the part; without a `dst` they are only summed. Bytes that continue the last ones on both sides
+    /// are one piece with them.
     pub fn push(&mut self, src: Span, dst: Option<Span>, len: u64) {
         if len > 0 {
+            let first = self.ends.last().copied().unwrap_or(0);
+            if let Some(last) = self.pieces[first..].last_mut()
+                && last.continues(src, dst)
+                && let Some(joined) = last.len.checked_add(len)
+            {
+                last.len = joined;
+                return;
+            }
             self.pieces.push(SummedPiece { src, dst, len });
         }
     }
@@ -155,30 +174,39 @@ impl CopyEngine {
         dst: &[HostMemory],
     ) -> Result<Vec<u64>, CopyError> {
         plan.check(src, dst)?;
+        if let Some(sums) = self.copy_fused(plan, src, dst) {
+            return Ok(sums);
+        }
+        self.copy_staged(plan, src, dst)
+    }
+
+    /// Through the stage, which is summed before it is written on.
+    fn copy_staged(
+        &self,
+        plan: &SummedPlan,
+        src: &[HostMemory],
+        dst: &[HostMemory],
+    ) -> Result<Vec<u64>, CopyError> {
         let (cuts, fills) = cut(plan);
         let mut stage = vec![0; STAGE_BYTES];
-        let mut out: Vec<(Range<usize>, Span)> = Vec::new();
         let mut sums = Vec::with_capacity(plan.ends.len());
         let (mut sum, mut first) = (Checksum::new(), 0);
-        for (number, &end) in fills.iter().enumerate() {
+        for end in fills {
             let mut filled = 0;
-            out.clear();
             for cut in &cuts[first..end] {
-                let here = filled..filled + cut.len;
+                let here = &mut stage[filled..filled + cut.len];
                 if cut.len > 0 {
-                    src[usize::from(cut.src.region)].read(cut.src.offset, &mut stage[here.clone()])?;
+                    src[usize::from(cut.src.region)].read(cut.src.offset, here)?;
                 }
-                sum.update(&stage[here.clone()]);
+                sum.update(here);
+                if let Some(to) = cut.dst {
+                    dst[usize::from(to.region)].write(to.offset, here)?;
+                }
                 if cut.last {
                     sums.push(std::mem::take(&mut sum).value());
                 }
-                filled = here.end;
-                out.extend(cut.dst.map(|dst| (here, dst)));
+                filled += cut.len;
             }
-            let next = fills.get(number + 1).map_or(&[][..], |&next| &cuts[end..next]);
-            let next = next.iter().filter(|cut| cut.len > 0);
-            let next = next.map(|cut| (&src[usize::from(cut.src.region)], cut.src.offset, cut.len));
-            self.write(&stage, &out, dst, next)?;
             first = end;
         }
         Ok(sums)

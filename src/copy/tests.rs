@@ -74,6 +74,63 @@ fn summed_copies_are_copies_with_the_sums_of_their_parts() {
         .unwrap();
 }
 
+/// Pieces of one size, gathered from all over the source as pages are, on every path and to every alignment: the sizes that
+/// real layouts have, the odd ones among them.
+#[test]
+fn pieces_of_every_size_are_summed_and_copied_exactly() {
+    for size in [1, 17, 63, 64, 65, 240, 241, 656, 1024, 4096, 4097, 16384] {
+        for (count, shift) in [(1, 0), (7, 0), (40, 0), (9, 1), (40, 32)] {
+            let source = pattern(size * count, size as u8);
+            let mut plan = SummedPlan::new();
+            let mut want = pattern(size * count + shift, 7);
+            for index in 0..count {
+                let (from, to) = (index * 7 % count * size, index * size + shift);
+                plan.push(
+                    Span::new(0, from as u64),
+                    Some(Span::new(0, to as u64)),
+                    size as u64,
+                );
+                want[to..to + size].copy_from_slice(&source[from..from + size]);
+            }
+            plan.end_part();
+            let mut sum = Checksum::new();
+            sum.update(&want[shift..]);
+            for engine in engines() {
+                let (src, dst) = ([region(&source)], [region(&pattern(size * count + shift, 7))]);
+                let sums = engine.execute_summed(&plan, &src, &dst);
+                assert_eq!(sums, Ok(vec![sum.value()]), "{count} pieces of {size} bytes");
+                assert!(contents(&dst[0]) == want, "{count} pieces of {size} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn pieces_that_continue_each_other_are_one_within_a_part() {
+    let (mut one, mut two) = (SummedPlan::new(), SummedPlan::new());
+    let at = |offset| Span::new(0, offset);
+    two.push(at(0), Some(at(10)), 5);
+    two.push(at(5), Some(at(15)), 5);
+    one.push(at(0), Some(at(10)), 10);
+    for plan in [&mut one, &mut two] {
+        plan.end_part();
+        plan.push(at(10), Some(at(20)), 1);
+        plan.end_part();
+    }
+    assert_eq!(one, two);
+    let pieces = |dst: Option<Span>| {
+        let mut plan = SummedPlan::new();
+        plan.push(at(0), Some(at(10)), 5);
+        plan.push(at(5), dst, 5);
+        plan.end_part();
+        plan.pieces.len()
+    };
+    assert_eq!(
+        [pieces(Some(at(16))), pieces(None), pieces(Some(at(15)))],
+        [2, 2, 1]
+    );
+}
+
 #[test]
 fn a_summed_copy_that_leaves_its_regions_moves_nothing() {
     let (src, dst) = ([region(&pattern(100, 1))], [region(&pattern(100, 2))]);
