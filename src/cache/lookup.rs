@@ -102,8 +102,11 @@ pub(super) fn plan(groups: &[GroupShape], presence: &Presence, limits: &Limits) 
         .unwrap_or(u64::MAX)
         .min(limits.max_tokens);
     for boundary in view.boundaries(longest) {
+        // Where no group needs anything there is nothing to resume from: a hit never names nothing.
         let mut all = groups.iter().zip(&cover);
-        if all.all(|(g, cover)| view.serves(g, *cover, boundary)) {
+        if groups.iter().any(|g| needs_something(g, boundary))
+            && all.all(|(g, cover)| view.serves(g, *cover, boundary))
+        {
             return Plan {
                 hit_tokens: boundary,
                 loads: view.loads(groups, boundary),
@@ -111,6 +114,11 @@ pub(super) fn plan(groups: &[GroupShape], presence: &Presence, limits: &Limits) 
         }
     }
     Plan::default()
+}
+
+/// Whether a resume at a boundary takes some object of a group.
+fn needs_something(group: &GroupShape, boundary: u64) -> bool {
+    group.kind == ObjectKind::Recurrent || first_needed_token(group.kind, boundary) < boundary
 }
 
 /// Per group, tokens up to which every object from token 0 on is there, a tail at the end included.

@@ -78,12 +78,8 @@ pub(super) fn probe<A: Access>(
 ) -> Probed {
     let prober = Prober { reader, shape };
     let mut probed = prober.chunks(request);
-    let named = request.tails.chunks();
-    let reach = match shape.anchor {
-        Some(_) => probed.anchors.len() as u32,
-        None => named.end,
-    };
-    let mut left: Vec<u32> = named.filter(|chunk| *chunk <= reach).collect();
+    // Behind the last chunk that is named or that the anchor has there is none that matters.
+    let mut left = request.tails.chunks(probed.presence.chunks.len() as u32);
     // What counts as present ends in the chunk where a group's own begin to lack.
     let first_gap = |group: &GroupShape| {
         let chunks = probed.presence.chunks.iter();
@@ -209,6 +205,10 @@ impl<A: Access> Prober<'_, A> {
     /// Tails of one chunk. Attention and windows are not looked for where the whole chunk is there, whose front will do.
     fn tails<'t>(&self, tails: impl Iterator<Item = &'t Tail>, probed: &mut Probed) {
         for tail in tails {
+            // Of a client's own question nobody has looked at the numbers.
+            if !is_tail(tail, self.shape) {
+                continue;
+            }
             let at = probed.tails.len() as u32;
             let chunk = probed.presence.chunks.get(tail.chunk as usize).copied();
             let mut groups = 0;
@@ -230,6 +230,12 @@ impl<A: Access> Prober<'_, A> {
             });
         }
     }
+}
+
+/// Whether a tail is a proper part of a chunk, in whole alignments.
+pub(super) fn is_tail(tail: &Tail, shape: &DomainShape) -> bool {
+    let aligned = u64::from(tail.tokens).is_multiple_of(shape.alignment);
+    aligned && tail.tokens > 0 && tail.tokens < shape.chunk
 }
 
 fn note_hole(presence: &mut Presence, source: Source, bit: u32, view: &RecordView) {
