@@ -83,6 +83,11 @@ impl Core {
         let registration = registration
             .filter(|r| r.domain == context.domain)
             .ok_or(unknown)?;
+        if registration.replaced {
+            return Err(CoreError::NotRegistered {
+                what: "this client, since another one of its engine has the same rank of the domain now,",
+            });
+        }
         let mut checked = Vec::with_capacity(request.items.len());
         let mut named = Vec::new();
         for item in request.items {

@@ -28,6 +28,9 @@ pub(super) struct RankRegistration {
     pub(super) parts: Vec<(u16, u16)>,
     pub(super) stores: bool,
     pub(super) payload_path: PayloadPath,
+    /// Of several ranks, and another client of the engine has registered as this one since: what this client computes
+    /// is not what the others' parts belong to.
+    pub(super) replaced: bool,
 }
 
 #[derive(Debug)]
@@ -295,7 +298,17 @@ impl Core {
             parts: registration.groups.iter().map(|g| (g.group, g.part)).collect(),
             stores: registration.stores,
             payload_path: registration.payload_path,
+            replaced: false,
         };
+        // With one rank nobody's parts are mixed with another's.
+        for other in self.clients.iter_mut().flatten() {
+            if other.info.engine_instance == instance
+                && let Some(old) = &mut other.registration
+                && (old.domain, old.rank) == (domain, registration.rank)
+            {
+                old.replaced = registration.world_size > 1;
+            }
+        }
         if let Some(old) = self.client_mut(client)?.registration.replace(new) {
             self.registry.unregister(old.domain);
         }

@@ -21,6 +21,7 @@ mod keeping;
 mod lookup;
 #[cfg(all(test, loom))]
 mod loom;
+mod meter;
 mod partials;
 pub mod pin_words;
 mod pins;
@@ -35,6 +36,7 @@ mod registry;
 mod shape;
 pub mod slabs;
 mod status;
+mod sweep;
 mod tails;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -223,7 +223,7 @@ fn hostile() -> impl Strategy<Value = Hostile> {
         2 => (peer.clone(), 1..4_u8, word(), word(), number(4), number(4), number(3))
             .prop_map(|(peer, seed, rank, world, parts, part, group)|
                 Hostile::Register { peer, seed, rank, world, parts, part, group }),
-        3 => (peer.clone(), any::<bool>(), prop::collection::vec((0..6_u32, word()), 0..4), big(), big())
+        3 => (peer.clone(), any::<bool>(), prop::collection::vec((word(), word()), 0..4), big(), big())
             .prop_map(|(peer, other, tails, max, local)| Hostile::Lookup { peer, other, tails, max, local }),
         2 => (peer.clone(), any::<bool>(), number(3), ids())
             .prop_map(|(peer, other, part, ids)| Hostile::Retrieve { peer, other, part, ids }),
