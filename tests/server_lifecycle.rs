@@ -462,9 +462,9 @@ fn the_control_region_shows_the_same_numbers() {
     let status = server.status();
     let control = client.control();
     for (counter, value) in [
-        (Counter::RequestedChunks, &status["counters"]["requested"]),
-        (Counter::HitChunks, &status["counters"]["hit"]),
-        (Counter::MissChunks, &status["counters"]["miss"]),
+        (Counter::RequestedUnits, &status["counters"]["requested"]),
+        (Counter::HitUnits, &status["counters"]["hit"]),
+        (Counter::MissUnits, &status["counters"]["miss"]),
         (Counter::StoredObjects, &status["counters"]["stored"]),
         (Counter::PoolBytesTotal, &status["pool"]["total"]),
         (Counter::Prefaulted, &status["pool"]["prefaulted"]),

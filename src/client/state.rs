@@ -9,9 +9,10 @@ use super::connection::{CallError, Connection};
 use super::layout::KvMemory;
 use super::populate::Populated;
 use super::session::Session;
-use super::stats::{Counters, Stat};
+use super::stats::{Counters, REUSE, Stat};
 use super::wanted::{Registered, Wanted};
 use super::{ClientConfig, ClientError};
+use crate::cache::ReuseCounters;
 use crate::shm::atfork::process_generation;
 use crate::sync::shared::{AtomicU64, Ordering};
 use crate::wire::{Reply, Request};
@@ -174,6 +175,21 @@ impl Core {
         match &self.state().session {
             Some(session) => session.count(stat, count),
             None => self.counters.hold_back(stat, count),
+        }
+    }
+
+    /// Adds what requests reused.
+    pub(super) fn count_reuse(&self, tokens: ReuseCounters) {
+        let state = self.state();
+        for (stat, count) in REUSE.into_iter().zip(tokens.to_words()) {
+            if count == 0 {
+                continue;
+            }
+            self.counters.add(stat, count);
+            match &state.session {
+                Some(session) => session.count(stat, count),
+                None => self.counters.hold_back(stat, count),
+            }
         }
     }
 
