@@ -271,6 +271,8 @@ fn the_status_document_has_its_documented_shape() {
             "domains",
             "counters",
             "reported",
+            "tokens",
+            "models",
             "connections",
             "clients",
         ])
@@ -304,6 +306,20 @@ fn the_status_document_has_its_documented_shape() {
             "shortened",
         ])
     );
+    let token_keys = [
+        "requests",
+        "asked",
+        "held",
+        "hit",
+        "hit_percent",
+        "loaded",
+        "failed",
+        "preempted_asked",
+        "preempted_hit",
+    ];
+    for tokens in [&status["tokens"], &status["reported"]["tokens"]] {
+        assert_eq!(keys(tokens), BTreeSet::from(token_keys));
+    }
     let client_keys = [
         "connected",
         "pid",
@@ -378,7 +394,12 @@ fn the_status_document_has_its_documented_shape() {
 
     let (code, table, _) = run(&["status", "--socket", socket], |_| {});
     assert_eq!(code, Some(0));
-    for text in ["256 tokens, bound", "16.0 MiB", "shm-direct", "4 of 8 units hit"] {
+    for text in [
+        "256 tokens, bound",
+        "16.0 MiB",
+        "shm-direct",
+        "0 asked, 0 hit, 0 loaded",
+    ] {
         assert!(table.contains(text), "{table}");
     }
 }
