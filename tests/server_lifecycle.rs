@@ -271,6 +271,8 @@ fn the_status_document_has_its_documented_shape() {
             "domains",
             "counters",
             "reported",
+            "tokens",
+            "models",
             "connections",
             "clients",
         ])
@@ -304,6 +306,20 @@ fn the_status_document_has_its_documented_shape() {
             "shortened",
         ])
     );
+    let token_keys = [
+        "requests",
+        "asked",
+        "held",
+        "hit",
+        "hit_percent",
+        "loaded",
+        "failed",
+        "preempted_asked",
+        "preempted_hit",
+    ];
+    for tokens in [&status["tokens"], &status["reported"]["tokens"]] {
+        assert_eq!(keys(tokens), BTreeSet::from(token_keys));
+    }
     let client_keys = [
         "connected",
         "pid",
@@ -378,7 +394,12 @@ fn the_status_document_has_its_documented_shape() {
 
     let (code, table, _) = run(&["status", "--socket", socket], |_| {});
     assert_eq!(code, Some(0));
-    for text in ["256 tokens, bound", "16.0 MiB", "shm-direct", "4 of 8 units hit"] {
+    for text in [
+        "256 tokens, bound",
+        "16.0 MiB",
+        "shm-direct",
+        "0 asked, 0 hit, 0 loaded",
+    ] {
         assert!(table.contains(text), "{table}");
     }
 }
@@ -462,9 +483,9 @@ fn the_control_region_shows_the_same_numbers() {
     let status = server.status();
     let control = client.control();
     for (counter, value) in [
-        (Counter::RequestedChunks, &status["counters"]["requested"]),
-        (Counter::HitChunks, &status["counters"]["hit"]),
-        (Counter::MissChunks, &status["counters"]["miss"]),
+        (Counter::RequestedUnits, &status["counters"]["requested"]),
+        (Counter::HitUnits, &status["counters"]["hit"]),
+        (Counter::MissUnits, &status["counters"]["miss"]),
         (Counter::StoredObjects, &status["counters"]["stored"]),
         (Counter::PoolBytesTotal, &status["pool"]["total"]),
         (Counter::Prefaulted, &status["pool"]["prefaulted"]),

@@ -208,8 +208,8 @@ fn no_client_can_change_the_control_region() {
 
     assert_eq!(view.chunk_word(), Ok(ChunkWord::Bound(544)));
     assert_eq!(view.boot(), ControlView::open(fd.as_fd()).unwrap().boot());
-    region.counter(Counter::HitChunks).store(9, Ordering::Relaxed);
-    assert_eq!(view.counter(Counter::HitChunks), 9, "the server can still write");
+    region.counter(Counter::HitUnits).store(9, Ordering::Relaxed);
+    assert_eq!(view.counter(Counter::HitUnits), 9, "the server can still write");
 }
 
 /// The attempts above do change a region that is not protected: the test can fail.

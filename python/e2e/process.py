@@ -259,6 +259,11 @@ class Server:
             raise HarnessError(f"kvasir status: exit status {result.returncode}: {result.stderr.strip()}")
         return json.loads(result.stdout)
 
+    def table(self) -> str:
+        """`kvasir status`, for people."""
+        command = [str(self._binary), "status", "--socket", str(self.socket_path)]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=STOP_S).stdout
+
     def reported(self, *names: str) -> tuple[int, ...]:
         """These counters, summed over all clients that report any."""
         found = [client["reported"] for client in self.status()["clients"] if client["reported"]]

@@ -172,6 +172,11 @@ class Steps:
         assert self._ledger is not None
         return self._ledger.take()
 
+    def metrics(self) -> dict[str, Any]:
+        """The engine's own counters by name; it has to be started with `disable_log_stats` false."""
+        found = self._engine.get_metrics()
+        return {metric.name: metric.value for metric in found if hasattr(metric, "value")}
+
     def client_stats(self) -> dict[str, Any]:
         """The connector's own counters, of both roles."""
         return {

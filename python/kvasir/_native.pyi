@@ -278,6 +278,20 @@ class Client:
     def count_failed_loads(self, loads: int) -> None:
         """Counts loads that were given up before any object was named, beside those that `load` counts itself."""
 
+    def count_reuse(
+        self,
+        requests: int = 0,
+        asked: int = 0,
+        held: int = 0,
+        hit: int = 0,
+        preempted_asked: int = 0,
+        preempted_hit: int = 0,
+        loaded: int = 0,
+        failed: int = 0,
+    ) -> None:
+        """Counts tokens of requests that the engine took up, or whose loads ended, beside what was counted before; the
+        server's status shows them (docs/operations.md, "Tokens")."""
+
     def stats(self) -> dict[str, int]:
         """This client's counters: lookups, direct_lookups (those that needed no message), lookup_misses_degraded,
         loads, loaded_bytes, failed_loads, stale_loads, corrupt_loads, stores, stored_bytes, dropped_stores, reconnects, degraded_ms, credit_bytes,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir::cache::LookupRequest;
+use kvasir::cache::{LookupRequest, ReuseCounters};
 use kvasir::client::{self as native, ClientConfig, LookupAnswer, Pin, Ticket};
 use kvasir::wire::{Negotiate, PayloadPath, PeerKind, RegisterKvCache};
 use pyo3::exceptions::PyValueError;
@@ -265,6 +265,31 @@ impl Client {
 
     fn count_failed_loads(&self, loads: u64) {
         self.client.count_failed_loads(loads);
+    }
+
+    #[pyo3(signature = (requests = 0, asked = 0, held = 0, hit = 0, preempted_asked = 0, preempted_hit = 0, loaded = 0, failed = 0))]
+    #[allow(clippy::too_many_arguments)] // named in Python
+    fn count_reuse(
+        &self,
+        requests: u64,
+        asked: u64,
+        held: u64,
+        hit: u64,
+        preempted_asked: u64,
+        preempted_hit: u64,
+        loaded: u64,
+        failed: u64,
+    ) {
+        self.client.count_reuse(ReuseCounters {
+            requests,
+            asked,
+            held,
+            hit,
+            preempted_asked,
+            preempted_hit,
+            loaded,
+            failed,
+        });
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

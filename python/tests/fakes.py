@@ -208,6 +208,7 @@ class Client:
 
     def __init__(self, chunk_size: int | None = 64) -> None:
         self.chunk_size = chunk_size
+        self.tokens: dict[str, int] = {}
         self.healthy = True
         self.socket = "none"
         self.state_text = "as scripted"
@@ -275,6 +276,10 @@ class Client:
 
     def count_failed_loads(self, loads: int) -> None:
         pass
+
+    def count_reuse(self, **tokens: int) -> None:
+        for name, count in tokens.items():
+            self.tokens[name] = self.tokens.get(name, 0) + count
 
     def load(self, session: int, part: int, runs: Sequence[LoadRun]) -> list[list[bool]]:
         self.parts.append(part)

@@ -1,9 +1,10 @@
 //! What the server asks of the core and what it is told: plain values, no behaviour.
 //!
-//! May import `geometry`, `keys`, `pool`.
+//! May import `geometry`, `keys`, `pool` and this module's `reuse`, `shape` and `tails`.
 
 use std::os::fd::OwnedFd;
 
+use super::reuse::{DomainReuse, ReuseCounters};
 use super::shape::DomainShape;
 use super::tails::Tails;
 use crate::geometry::ObjectKind;
@@ -428,6 +429,8 @@ pub struct ClientCounters {
     pub hit: u64,
     /// Of the lookups, those that promised less than was there.
     pub shortened: u64,
+    /// Tokens that its requests reused.
+    pub tokens: ReuseCounters,
 }
 
 impl ClientCounters {
@@ -451,6 +454,7 @@ impl ClientCounters {
         for (sum, more) in pairs {
             *sum = sum.saturating_add(more);
         }
+        self.tokens.add(&other.tokens);
     }
 }
 
@@ -473,4 +477,6 @@ pub struct CoreStatus {
     pub clients: Vec<ClientStatus>,
     /// What all clients report of themselves, those that have gone included.
     pub reported: ClientCounters,
+    /// The tokens of `reported`, by domain.
+    pub reuse: Vec<DomainReuse>,
 }

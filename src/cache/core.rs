@@ -14,8 +14,10 @@ use super::partials::Partials;
 use super::pins::PinTable;
 use super::records::Records;
 use super::registry::Registry;
+use super::reuse::ReuseByDomain;
 use super::slabs::{SLAB_BYTES, Slabs};
 use super::{MAX_CHUNK_TOKENS, SLABS};
+use crate::keys::ChunkKey;
 use crate::pool::body::{NumberPool, chain_blocks};
 use crate::pool::{FRAME_BYTES, Pool, PoolConfig, Prefault, PrefaultEvent};
 
@@ -42,6 +44,8 @@ pub(super) struct Client {
     pub(super) credit: Credit,
     /// Commits made; tells which partials other ranks have passed by.
     pub(super) commits: u64,
+    /// Domain and model that its reuse counts for.
+    pub(super) reuses: Option<(ChunkKey, String)>,
 }
 
 /// The cache. All requests are methods; none blocks, none waits for a client.
@@ -69,6 +73,8 @@ pub struct Core {
     pub(super) pinned_percent: u32,
     /// What clients that have gone reported of themselves.
     pub(super) departed: ClientCounters,
+    /// Of that, the tokens by domain.
+    pub(super) departed_reuse: ReuseByDomain,
     max_clients: usize,
 }
 
@@ -110,6 +116,7 @@ impl Core {
             prefault_ended: false,
             pinned_percent: config.max_pinned_percent_per_client,
             departed: ClientCounters::default(),
+            departed_reuse: ReuseByDomain::default(),
             max_clients: config.max_clients,
             pool,
         })
@@ -161,6 +168,7 @@ impl Core {
             registration: None,
             credit: Credit::default(),
             commits: 0,
+            reuses: None,
         });
         Ok(id)
     }
@@ -226,7 +234,10 @@ impl Core {
         self.unregister(client)?;
         let credit = self.client_mut(client)?.credit.take_all();
         let freed = self.pool.free_granted(&credit);
-        self.departed.add(&self.slabs.counters(client.slab));
+        let counters = self.slabs.counters(client.slab);
+        self.departed.add(&counters);
+        let named = self.client(client)?.reuses.clone();
+        self.departed_reuse.add(named.as_ref(), &counters.tokens);
         // Whatever that said, nothing of the credit is left to ask for again.
         self.slabs.close(client.slab);
         self.clients[usize::from(client.slab)] = None;
@@ -313,6 +324,16 @@ impl Core {
             self.registry.unregister(old.domain);
         }
         Ok((domain, self.kept_frames_max(self.domain(domain)?)))
+    }
+
+    /// Says which domain a client looks up in, and which model that is: what it reuses counts for that one, also what it
+    /// has counted before.
+    ///
+    /// # Errors
+    /// [`CoreError::UnknownClient`].
+    pub fn reuses(&mut self, client: ClientId, domain: ChunkKey, model: &str) -> Result<(), CoreError> {
+        self.client_mut(client)?.reuses = Some((domain, model.to_owned()));
+        Ok(())
     }
 
     /// Drops the client's registration and its engine's partials. Objects stay. Fine when there is none.

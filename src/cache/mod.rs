@@ -33,6 +33,7 @@ mod read;
 pub mod record;
 mod records;
 mod registry;
+mod reuse;
 mod shape;
 pub mod slabs;
 mod status;
@@ -47,6 +48,7 @@ pub use api::*;
 pub use error::CoreError;
 pub use policy::{EvictionPolicy, Lru};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
+pub use reuse::{DomainReuse, MAX_REUSE_DOMAINS, REUSE_WORDS, ReuseCounters};
 pub use shape::{DomainShape, GroupShape};
 pub use tails::{TailList, Tails};
 

@@ -1,6 +1,6 @@
 //! Pin slabs and lock bytes: what clients hold without sending a message.
 //!
-//! May import `shm`, `sync` and this module's `api`. Layout: docs/shm-layout.md, "Pin arena".
+//! May import `shm`, `sync` and this module's `api` and `reuse`. Layout: docs/shm-layout.md, "Pin arena".
 //!
 //! Clients write their slabs at any time. Each word is copied once and checked before it is used: whatever
 //! a client writes, it can keep objects from going, never damage them.
@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{ClientCounters, SLABS};
+use super::{ClientCounters, REUSE_WORDS, ReuseCounters, SLABS};
 use crate::shm::lock::byte_is_locked;
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::Ordering;
@@ -22,7 +22,7 @@ pub const SLAB_CURSOR: usize = 128;
 /// Offset of the client's statistics.
 pub const SLAB_STATS: usize = 192;
 /// Words of the client's statistics.
-pub const STAT_WORDS: usize = 13;
+pub const STAT_WORDS: usize = 13 + REUSE_WORDS;
 /// Offset of the pin words.
 pub const SLAB_PINS: usize = 4096;
 /// Number of pin words.
@@ -159,6 +159,7 @@ impl Slabs {
             requested,
             hit,
             shortened,
+            tokens @ ..,
         ] = words;
         ClientCounters {
             loads,
@@ -174,6 +175,7 @@ impl Slabs {
             requested,
             hit,
             shortened,
+            tokens: ReuseCounters::from_words(tokens),
         }
     }
 

@@ -29,6 +29,10 @@ impl Core {
             .collect();
         let mut reported = self.departed;
         clients.iter().for_each(|client| reported.add(&client.reported));
+        let mut reuse = self.departed_reuse.clone();
+        for (client, status) in self.clients.iter().flatten().zip(&clients) {
+            reuse.add(client.reuses.as_ref(), &status.reported.tokens);
+        }
         CoreStatus {
             pool,
             objects: self.records.live(),
@@ -38,6 +42,7 @@ impl Core {
             counters,
             clients,
             reported,
+            reuse: reuse.into_rows(),
         }
     }
 

@@ -245,21 +245,19 @@ fn table(status: &Value) -> String {
             show(&counters["dropped_stores"])
         ),
     );
-    // Most lookups are the clients' own.
-    let both = |name: &str| {
-        let of = |from: &Value| from[name].as_u64().unwrap_or(0);
-        of(counters).saturating_add(of(&status["reported"]))
-    };
-    line(
-        "lookups",
-        format!(
-            "{}: {} of {} units hit, {} missed",
-            both("lookups"),
-            both("hit"),
-            both("requested"),
-            both("requested").saturating_sub(both("hit"))
-        ),
-    );
+    line("tokens", tokens(&status["tokens"]));
+    let models = status["models"].as_array().map_or(&[][..], Vec::as_slice);
+    for row in models {
+        let domain: String = show(&row["domain"]).chars().take(16).collect();
+        line(
+            "",
+            format!(
+                "{} (domain {domain}): {}",
+                show(&row["model"]),
+                tokens(&row["tokens"])
+            ),
+        );
+    }
     let clients = status["clients"].as_array().map_or(&[][..], Vec::as_slice);
     line("clients", clients.len().to_string());
     for client in clients {
@@ -292,6 +290,20 @@ fn table(status: &Value) -> String {
         }
     }
     text
+}
+
+/// What requests reused. The percentage is that of the engines' own metrics: of what they did not hold themselves.
+fn tokens(tokens: &Value) -> String {
+    let percent = tokens["hit_percent"].as_f64();
+    let percent = percent.map_or_else(String::new, |percent| format!(" ({percent:.1} %)"));
+    format!(
+        "{} asked, {} hit{percent}, {} loaded, {} failed; {} held by the engines",
+        show(&tokens["asked"]),
+        show(&tokens["hit"]),
+        show(&tokens["loaded"]),
+        show(&tokens["failed"]),
+        show(&tokens["held"])
+    )
 }
 
 /// What a rank moves, and by which copy.

@@ -12,7 +12,7 @@ use super::stats::Stat;
 use super::tickets::Tickets;
 use super::wanted::Wanted;
 use super::{ClientConfig, ClientError, ClientStats, Maps};
-use crate::cache::LookupRequest;
+use crate::cache::{LookupRequest, ReuseCounters};
 use crate::control::{ControlView, Health};
 use crate::copy::CopyEngine;
 use crate::keys::ChunkKey;
@@ -281,6 +281,12 @@ impl Client {
     /// Counts loads that were given up before any object was named, beside those that [`Client::load`] counts itself.
     pub fn count_failed_loads(&self, loads: u64) {
         self.core.count(Stat::FailedLoads, loads);
+    }
+
+    /// Counts tokens of requests that the engine took up or whose loads ended, beside what was counted before. They are
+    /// shown by the server's status; what is counted while there is none is told to the next.
+    pub fn count_reuse(&self, tokens: ReuseCounters) {
+        self.core.count_reuse(tokens);
     }
 
     /// What this client counted.

@@ -7,10 +7,11 @@ use super::connection::{CallError, Connection, LATE};
 use super::layout::KvMemory;
 use super::populate::Populated;
 use super::session::Session;
-use super::stats::{Counters, Stat};
+use super::stats::{Counters, REUSE, Stat};
 use super::wake::Wake;
 use super::wanted::{Registered, Wanted};
 use super::{ClientConfig, ClientError};
+use crate::cache::ReuseCounters;
 use crate::shm::atfork::process_generation;
 use crate::sync::shared::{AtomicBool, AtomicU64, Ordering};
 use crate::wire::{Reply, Request};
@@ -205,6 +206,21 @@ impl Core {
         match &self.state().session {
             Some(session) => session.count(stat, count),
             None => self.counters.hold_back(stat, count),
+        }
+    }
+
+    /// Adds what requests reused.
+    pub(super) fn count_reuse(&self, tokens: ReuseCounters) {
+        let state = self.state();
+        for (stat, count) in REUSE.into_iter().zip(tokens.to_words()) {
+            if count == 0 {
+                continue;
+            }
+            self.counters.add(stat, count);
+            match &state.session {
+                Some(session) => session.count(stat, count),
+                None => self.counters.hold_back(stat, count),
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::populate::Populated;
 use crate::cache::slabs::{SLAB_STATS, STAT_WORDS};
+use crate::cache::{REUSE_WORDS, ReuseCounters};
 use crate::sync::shared::{AtomicU64, Ordering};
 
 /// A counter and its place among the statistics words, if it has one.
@@ -20,14 +21,34 @@ pub(super) enum Stat {
     Requested = 10,
     Hit = 11,
     Shortened = 12,
-    Lookups = 13,
-    DegradedLookups = 14,
-    Reconnects = 15,
-    DegradedMs = 16,
-    EvictedPins = 17,
+    ReuseRequests = 13,
+    ReuseAsked = 14,
+    ReuseHeld = 15,
+    ReuseHit = 16,
+    ReusePreemptedAsked = 17,
+    ReusePreemptedHit = 18,
+    ReuseLoaded = 19,
+    ReuseFailed = 20,
+    Lookups = 21,
+    DegradedLookups = 22,
+    Reconnects = 23,
+    DegradedMs = 24,
+    EvictedPins = 25,
 }
 
-const STATS: usize = 18;
+const STATS: usize = 26;
+
+/// The counters of a [`ReuseCounters`], in its order.
+pub(super) const REUSE: [Stat; REUSE_WORDS] = [
+    Stat::ReuseRequests,
+    Stat::ReuseAsked,
+    Stat::ReuseHeld,
+    Stat::ReuseHit,
+    Stat::ReusePreemptedAsked,
+    Stat::ReusePreemptedHit,
+    Stat::ReuseLoaded,
+    Stat::ReuseFailed,
+];
 
 impl Stat {
     /// Where the counter is in the slab.
@@ -52,6 +73,14 @@ const REPORTED: [Stat; STAT_WORDS] = [
     Stat::Requested,
     Stat::Hit,
     Stat::Shortened,
+    Stat::ReuseRequests,
+    Stat::ReuseAsked,
+    Stat::ReuseHeld,
+    Stat::ReuseHit,
+    Stat::ReusePreemptedAsked,
+    Stat::ReusePreemptedHit,
+    Stat::ReuseLoaded,
+    Stat::ReuseFailed,
 ];
 
 /// The counters of a client, over all its connections.
@@ -106,6 +135,7 @@ impl Counters {
             stores: self.value(Stat::Stores),
             stored_bytes: self.value(Stat::StoredBytes),
             dropped_stores: self.value(Stat::DroppedStores),
+            tokens: ReuseCounters::from_words(REUSE.map(|stat| self.value(stat))),
             reconnects: self.value(Stat::Reconnects),
             degraded_ms: self.value(Stat::DegradedMs) + degraded_now_ms,
             evicted_pins: self.value(Stat::EvictedPins),
@@ -141,6 +171,8 @@ pub struct ClientStats {
     pub stored_bytes: u64,
     /// Parts dropped: no server, no space or no room in the index.
     pub dropped_stores: u64,
+    /// Tokens that requests reused, as [`super::Client::count_reuse`] was told.
+    pub tokens: ReuseCounters,
     /// Connections made after the first.
     pub reconnects: u64,
     /// Time without a usable server.

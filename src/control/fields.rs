@@ -43,12 +43,13 @@ impl Health {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Counter {
-    /// Chunks that lookups asked for; hits and misses add up to it.
-    RequestedChunks = 0,
-    /// Chunks that lookups found.
-    HitChunks = 1,
-    /// Chunks that lookups did not find.
-    MissChunks = 2,
+    /// Units of the model's alignment that lookups asked for, as far as the server answered them; hits and misses add up
+    /// to it. What engines reused is counted by them, in tokens.
+    RequestedUnits = 0,
+    /// Units that lookups found.
+    HitUnits = 1,
+    /// Units that lookups did not find.
+    MissUnits = 2,
     /// Objects published.
     StoredObjects = 3,
     /// Objects evicted.
@@ -72,9 +73,9 @@ pub enum Counter {
 impl Counter {
     /// All of them, in the order of the region.
     pub const ALL: [Self; 12] = [
-        Self::RequestedChunks,
-        Self::HitChunks,
-        Self::MissChunks,
+        Self::RequestedUnits,
+        Self::HitUnits,
+        Self::MissUnits,
         Self::StoredObjects,
         Self::EvictedObjects,
         Self::DroppedStores,
@@ -89,9 +90,9 @@ impl Counter {
     /// The name used in status output and metrics.
     pub fn name(self) -> &'static str {
         match self {
-            Self::RequestedChunks => "requested_chunks",
-            Self::HitChunks => "hit_chunks",
-            Self::MissChunks => "miss_chunks",
+            Self::RequestedUnits => "requested_units",
+            Self::HitUnits => "hit_units",
+            Self::MissUnits => "miss_units",
             Self::StoredObjects => "stored_objects",
             Self::EvictedObjects => "evicted_objects",
             Self::DroppedStores => "dropped_stores",

@@ -96,14 +96,9 @@ fn a_client_sees_what_the_server_writes() {
         region.set_health(health);
         assert_eq!(view.health().unwrap(), health);
     }
-    region
-        .counter(Counter::MissChunks)
-        .fetch_add(3, Ordering::Relaxed);
+    region.counter(Counter::MissUnits).fetch_add(3, Ordering::Relaxed);
     assert_eq!(
-        (
-            view.counter(Counter::MissChunks),
-            view.counter(Counter::HitChunks)
-        ),
+        (view.counter(Counter::MissUnits), view.counter(Counter::HitUnits)),
         (3, 0)
     );
     let before = view.heartbeat_ms();

@@ -16,7 +16,7 @@ use crate::cache::{ClientId, ClientInfo, CommitRequest, Core, LookupRequest, Tai
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
 use crate::geometry::chunk;
-use crate::keys::DomainFields;
+use crate::keys::{ChunkKey, DomainFields};
 use crate::pool::FRAME_BYTES;
 use crate::shm::fdpass::PeerCred;
 use crate::wire::{
@@ -33,6 +33,8 @@ pub(super) struct Session {
     client: Option<ClientId>,
     /// Of the last successful negotiation.
     binding_domain: Option<DomainId>,
+    /// The domain that its figures count for.
+    looked_up: Option<ChunkKey>,
 }
 
 impl Drop for Session {
@@ -89,6 +91,7 @@ pub(super) fn open(server: &Rc<Server>, hello: Hello, cred: PeerCred) -> Result<
         hello,
         client,
         binding_domain: None,
+        looked_up: None,
     };
     Ok(Opened { session, reply, fds })
 }
@@ -371,7 +374,7 @@ fn register(server: &Server, session: &mut Session, request: RegisterKvCache) ->
         core.register(client, &registration)
     })?;
     if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
-        info.registered(request, chunk_size);
+        info.registered(request, chunk_size, domain_seed);
     }
     Ok(Reply::Register(RegisterReply {
         domain_seed,
@@ -436,7 +439,21 @@ async fn lookup(
         describe: request.describe,
     };
     let found = with_client(server, session, |core, client| core.lookup(client, &request))?;
+    name_domain(server, session, request.domain_seed);
     Ok(Reply::Lookup(convert::lookup_reply(found)))
+}
+
+/// Notes for which domain, and which model, a client's figures count.
+fn name_domain(server: &Server, session: &mut Session, domain: ChunkKey) {
+    if session.looked_up == Some(domain) {
+        return;
+    }
+    let model = server.model_of(&domain);
+    if let (Some(client), Some(model)) = (session.client, model)
+        && server.core().reuses(client, domain, &model).is_ok()
+    {
+        session.looked_up = Some(domain);
+    }
 }
 
 async fn retrieve(

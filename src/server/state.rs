@@ -18,6 +18,7 @@ use super::status::SessionInfo;
 use super::{ServerError, liveness};
 use crate::cache::{Core, CoreConfig};
 use crate::control::{BootInfo, ControlRegion, Counter, Health};
+use crate::keys::ChunkKey;
 use crate::shm::process::random_id;
 use crate::sync::shared::Ordering;
 use crate::wire::Encoder;
@@ -110,9 +111,9 @@ impl Server {
     pub(super) fn publish_counters(&self) {
         let (counters, pool) = self.core().counters();
         let values = [
-            (Counter::RequestedChunks, counters.requested),
-            (Counter::HitChunks, counters.hit),
-            (Counter::MissChunks, counters.miss),
+            (Counter::RequestedUnits, counters.requested),
+            (Counter::HitUnits, counters.hit),
+            (Counter::MissUnits, counters.miss),
             (Counter::StoredObjects, counters.stored_objects),
             (Counter::EvictedObjects, counters.evicted_objects),
             (Counter::DroppedStores, counters.dropped_stores),
@@ -162,6 +163,13 @@ impl Server {
             liveness::disconnected(self, client);
             self.publish_counters();
         }
+    }
+
+    /// The model of a domain in which a rank is registered.
+    pub(super) fn model_of(&self, domain: &ChunkKey) -> Option<String> {
+        let sessions = self.sessions.borrow();
+        let model = sessions.values().find_map(|info| info.model_of(domain));
+        model.map(str::to_owned)
     }
 
     /// Whether the server is stopping.

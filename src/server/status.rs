@@ -9,8 +9,11 @@ use serde_json::{Value, json};
 use super::config::{ChunkScope, ChunkSize, ChunkSizePolicy};
 use super::fleet::hex;
 use super::state::Server;
-use crate::cache::{ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, PayloadPath};
+use crate::cache::{
+    ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, DomainReuse, PayloadPath, ReuseCounters,
+};
 use crate::control::{Health, Minimum};
+use crate::keys::ChunkKey;
 use crate::pool::FRAME_BYTES;
 use crate::shm::fdpass::PeerCred;
 use crate::wire::{GroupKind, Hello, ObjectGroup, PeerKind, RegisterKvCache};
@@ -34,6 +37,7 @@ pub(super) struct SessionInfo {
 struct Registered {
     request: RegisterKvCache,
     chunk_size: u32,
+    domain: ChunkKey,
 }
 
 impl SessionInfo {
@@ -50,9 +54,19 @@ impl SessionInfo {
     }
 
     /// Takes a registration that the core has accepted.
-    pub(super) fn registered(&mut self, request: RegisterKvCache, chunk_size: u32) {
-        self.registered = Some(Registered { request, chunk_size });
+    pub(super) fn registered(&mut self, request: RegisterKvCache, chunk_size: u32, domain: ChunkKey) {
+        self.registered = Some(Registered {
+            request,
+            chunk_size,
+            domain,
+        });
         self.refused = None;
+    }
+
+    /// The model, if it is registered in this domain.
+    pub(super) fn model_of(&self, domain: &ChunkKey) -> Option<&str> {
+        let own = self.registered.as_ref()?;
+        (own.domain == *domain).then_some(own.request.domain.model.as_str())
     }
 
     pub(super) fn unregistered(&mut self) {
@@ -98,6 +112,8 @@ pub(super) fn document(server: &Server, asking: u64) -> Value {
         "domains": status.domains,
         "counters": counters(&status),
         "reported": reported(&status.reported),
+        "tokens": tokens(&status.reported.tokens),
+        "models": models(&status),
         "connections": server.connections(),
         "clients": clients(server, &status, asking),
     })
@@ -174,7 +190,9 @@ fn connected(info: &SessionInfo, core: Option<&ClientStatus>) -> Value {
 }
 
 fn registered(registered: &Registered) -> Value {
-    let Registered { request, chunk_size } = registered;
+    let Registered {
+        request, chunk_size, ..
+    } = registered;
     let groups: Vec<Value> = request
         .groups
         .iter()
@@ -257,7 +275,39 @@ fn reported(counters: &ClientCounters) -> Value {
         "requested": counters.requested,
         "hit": counters.hit,
         "shortened": counters.shortened,
+        "tokens": tokens(&counters.tokens),
     })
+}
+
+fn tokens(tokens: &ReuseCounters) -> Value {
+    json!({
+        "requests": tokens.requests,
+        "asked": tokens.asked,
+        "held": tokens.held,
+        "hit": tokens.hit,
+        "hit_percent": percent(tokens.hit, tokens.asked),
+        "loaded": tokens.loaded,
+        "failed": tokens.failed,
+        "preempted_asked": tokens.preempted_asked,
+        "preempted_hit": tokens.preempted_hit,
+    })
+}
+
+/// With one decimal; nothing of nothing.
+fn percent(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| (1000.0 * part as f64 / whole as f64).round() / 10.0)
+}
+
+/// The figures of each domain that anything was counted for.
+fn models(status: &CoreStatus) -> Vec<Value> {
+    let row = |reuse: &DomainReuse| {
+        json!({
+            "model": Some(&reuse.model).filter(|model| !model.is_empty()),
+            "domain": reuse.domain.map(|domain| hex(domain.as_bytes())),
+            "tokens": tokens(&reuse.tokens),
+        })
+    };
+    status.reuse.iter().map(row).collect()
 }
 
 fn group_kind(kind: GroupKind) -> &'static str {

@@ -287,9 +287,15 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
     @_spares_the_engine(_nothing)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See `SchedulerRole.allocated`."""
+        self._count(request, num_external_tokens)
         if num_external_tokens > 0:
             assert self._scheduler is not None
             self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    @_spares_the_engine(_nothing)
+    def _count(self, request: Any, external: int) -> None:
+        assert self._scheduler is not None
+        self._scheduler.admitted(request, external)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """See `SchedulerRole.build_plan`."""
@@ -315,6 +321,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             connector_output.finished_recving or (),
             connector_output.failed_recving or (),
             meta.report if isinstance(meta, KvasirWorkerMetadata) else None,
+            getattr(connector_output, "invalid_block_ids", None) or (),
         )
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

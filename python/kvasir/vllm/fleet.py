@@ -294,6 +294,11 @@ class Fleet:
         for client in self._clients:
             client.end_session(session)
 
+    def count_reuse(self, **tokens: int) -> None:
+        """Counts tokens at every server: each has its parts of all of them."""
+        for client in self._clients:
+            client.count_reuse(**tokens)
+
     def clear(self) -> bool:
         """Drops every unpinned object of every server. False: one of them is away."""
         return all([client.clear() for client in self._clients])

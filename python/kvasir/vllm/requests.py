@@ -40,7 +40,7 @@ class RequestState:
     """One request, from its arrival to its end. Keys are computed once; answers of the server are never kept."""
 
     __slots__ = (
-        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "loaded", "next_chunk",
+        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "loaded", "local", "next_chunk",
         "no_load", "no_store", "offer", "pending", "prompt_tail_done", "reach", "recheck", "request", "resets",
         "served", "session", "tail_end", "unit",
     )  # fmt: skip
@@ -68,6 +68,8 @@ class RequestState:
         """Tokens beyond which the server had nothing of what is known of this request."""
         self.loaded = (0, 0)
         """From where to where blocks were loaded: what they hold is there."""
+        self.local = 0
+        """Tokens that the engine held itself when it asked last."""
         self.next_chunk = 0
         self.unit = -1
         """Whole alignments reached when stores were planned last: nothing to do until there is one more."""

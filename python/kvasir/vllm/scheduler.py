@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvasir import Client, domain_seed
@@ -25,6 +25,7 @@ from kvasir.vllm.requests import Offer, RequestState, odd_switches
 from kvasir.vllm.runs import Table
 from kvasir.vllm.settings import Settings
 from kvasir.vllm.stores import StorePlanner, states_of_step
+from kvasir.vllm.tally import Tally
 
 # A request whose chain the server lost is stored again from the first gap this many times, then left alone.
 RESETS_MAX = 3
@@ -67,6 +68,7 @@ class SchedulerRole:
         self._steps_under_way = steps_under_way
         self._ranks = ranks
         self._lookups = Lookups(client, geometry, settings.lookup_wait)
+        self._tally = Tally(client, steps_under_way)
         self._domain: dict[str, Any] | None = None
         self._epoch = b""
         self._seed = b""
@@ -151,6 +153,7 @@ class SchedulerRole:
     def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
         """Tokens beyond `local` that can be loaded, and whether between steps; (None, False) to be asked again."""
         state = self._state(request)
+        state.local = local
         self._withdraw(state)
         state.compute_anew()
         if state.bypass or not self._ready() or not self._reachable():
@@ -179,6 +182,11 @@ class SchedulerRole:
         self._offered.append(request.request_id)
         return total - local, self.loads_async
 
+    def admitted(self, request: Any, external: int) -> None:
+        """The engine has allocated blocks: what it asked about counts now, and once."""
+        state = self._states.get(request.request_id)
+        self._tally.admitted(request, state.local if state is not None else 0, external)
+
     def allocated(self, request: Any, table: Table, external: int) -> None:
         """The engine has allocated blocks; with `external` tokens above 0 it counts on their being loaded."""
         if external <= 0:
@@ -200,6 +208,15 @@ class SchedulerRole:
         finally:
             if load.broken and not self.loads_async:
                 load.blocks = loads.blocks_to_fill(self._geometry, table, local, total)
+            self._count_load(request.request_id, table, local, total)
+
+    def _count_load(self, request_id: str, table: Table, local: int, total: int) -> None:
+        if self.loads_async:
+            self._tally.loads_between_steps(request_id, total - local)
+            return
+        (group,) = self._geometry.object_groups
+        (kv_group,), (span,) = group.kv_groups, group.spans
+        self._tally.loads_in_step(request_id, local, total, table[kv_group], span)
 
     def _hold(self, state: RequestState, hit: Answer) -> None:
         """Keeps what is to be loaded until every rank has loaded it."""
@@ -260,6 +277,7 @@ class SchedulerRole:
     def _end_pass(self) -> None:
         """Lets go of what was offered and not taken up, and of loads whose step is over."""
         self._lookups.new_step()
+        self._tally.next_step()
         offered, self._offered = self._offered, []
         states = (self._states.get(request_id) for request_id in offered)
         offers = [(state, state.offer) for state in states if state is not None and state.offer is not None]
@@ -329,9 +347,14 @@ class SchedulerRole:
     # After a step, and the end of a request
 
     def on_output(
-        self, finished: Iterable[str], failed: Iterable[str], report: StepReport | None
+        self,
+        finished: Iterable[str],
+        failed: Iterable[str],
+        report: StepReport | None,
+        bad_blocks: Collection[int] = (),
     ) -> None:
         """Takes the workers' results of a step."""
+        self._tally.ended(finished, failed, bad_blocks)
         for request_id in failed:
             state = self._states.get(request_id)
             if state is not None:
@@ -352,6 +375,7 @@ class SchedulerRole:
         if state is None:
             return
         self._withhold(request_id)
+        self._tally.gone(request_id)
         self._withdraw(state)
         self._lookups.drop(state)
         self._release(state.held_pin)
@@ -388,6 +412,7 @@ class SchedulerRole:
     def _withhold(self, request_id: str) -> None:
         """Keeps a load that no worker has heard of from being run: its blocks may be another request's by then."""
         if not self.loads_async:
+            self._tally.withheld(request_id)
             self._loads = [load for load in self._loads if load.request_id != request_id]
         for load in self._loads:
             if load.request_id == request_id:

@@ -1,0 +1,192 @@
+//! How many tokens engines reused: what each counts in its slab, added up per domain.
+//!
+//! May import `keys`.
+//!
+//! Engines count when a request is taken up, not when they ask: a waiting request is asked about in every step. So the
+//! figures do not depend on who answers lookups, and mean what the engines' own metrics mean.
+
+use crate::keys::ChunkKey;
+
+/// Domains whose figures are kept apart once their engines have gone; what comes later is added up under no name.
+pub const MAX_REUSE_DOMAINS: usize = 256;
+
+/// Tokens of the requests that an engine took up. `hit + preempted_hit = loaded + failed` when nothing is being loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReuseCounters {
+    /// Requests taken up, those not counted that were preempted before.
+    pub requests: u64,
+    /// Their tokens that the engine did not hold itself.
+    pub asked: u64,
+    /// Their tokens that it did.
+    pub held: u64,
+    /// Of those asked for, what the engine was promised and counted on.
+    pub hit: u64,
+    /// As `asked`, of requests that were preempted before.
+    pub preempted_asked: u64,
+    /// As `hit`, of requests that were preempted before.
+    pub preempted_hit: u64,
+    /// Of all hits, tokens whose load has ended well.
+    pub loaded: u64,
+    /// Tokens whose load failed, or was given up.
+    pub failed: u64,
+}
+
+/// Number of counters, and of their words in a slab.
+pub const REUSE_WORDS: usize = 8;
+
+impl ReuseCounters {
+    /// From their words, in the order of the fields.
+    pub fn from_words(words: [u64; REUSE_WORDS]) -> Self {
+        let [
+            requests,
+            asked,
+            held,
+            hit,
+            preempted_asked,
+            preempted_hit,
+            loaded,
+            failed,
+        ] = words;
+        Self {
+            requests,
+            asked,
+            held,
+            hit,
+            preempted_asked,
+            preempted_hit,
+            loaded,
+            failed,
+        }
+    }
+
+    /// Their words, in the order of the fields.
+    pub fn to_words(self) -> [u64; REUSE_WORDS] {
+        [
+            self.requests,
+            self.asked,
+            self.held,
+            self.hit,
+            self.preempted_asked,
+            self.preempted_hit,
+            self.loaded,
+            self.failed,
+        ]
+    }
+
+    /// Adds another's. Clients may lie, so sums end at the largest number.
+    pub(super) fn add(&mut self, other: &Self) {
+        let (mut sum, more) = (self.to_words(), other.to_words());
+        for (to, from) in sum.iter_mut().zip(more) {
+            *to = to.saturating_add(from);
+        }
+        *self = Self::from_words(sum);
+    }
+}
+
+/// What engines of one domain reused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainReuse {
+    /// Seed of the domain; none for engines that have not named one, and for what is no longer kept apart.
+    pub domain: Option<ChunkKey>,
+    /// Name of its model, as its ranks registered it.
+    pub model: String,
+    /// The figures.
+    pub tokens: ReuseCounters,
+}
+
+/// Figures by domain, in the order in which the domains came.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReuseByDomain(Vec<DomainReuse>);
+
+impl ReuseByDomain {
+    /// Adds a client's figures to those of its domain. Nothing counted leaves no trace.
+    pub(super) fn add(&mut self, named: Option<&(ChunkKey, String)>, tokens: &ReuseCounters) {
+        if *tokens == ReuseCounters::default() {
+            return;
+        }
+        let known = |rows: &[DomainReuse], domain| rows.iter().position(|row| row.domain == domain);
+        let mut named = named;
+        let mut at = known(&self.0, named.map(|(domain, _)| *domain));
+        if at.is_none() && self.0.len() >= MAX_REUSE_DOMAINS {
+            named = None;
+            at = known(&self.0, None);
+        }
+        let at = at.unwrap_or_else(|| {
+            self.0.push(DomainReuse {
+                domain: named.map(|(domain, _)| *domain),
+                model: named.map(|(_, model)| model.clone()).unwrap_or_default(),
+                tokens: ReuseCounters::default(),
+            });
+            self.0.len() - 1
+        });
+        self.0[at].tokens.add(tokens);
+    }
+
+    /// All of them.
+    pub(super) fn into_rows(self) -> Vec<DomainReuse> {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(asked: u64) -> ReuseCounters {
+        ReuseCounters {
+            asked,
+            ..ReuseCounters::default()
+        }
+    }
+
+    fn domain(number: u32) -> (ChunkKey, String) {
+        let mut seed = [0; 32];
+        seed[..4].copy_from_slice(&number.to_le_bytes());
+        (ChunkKey::from_bytes(seed), format!("model {number}"))
+    }
+
+    #[test]
+    fn words_and_fields_are_the_same_numbers() {
+        let words = [1, 2, 3, 4, 5, 6, 7, 8];
+        let counters = ReuseCounters::from_words(words);
+        assert_eq!(counters.to_words(), words);
+        let named = (
+            counters.requests,
+            counters.asked,
+            counters.held,
+            counters.hit,
+            counters.loaded,
+            counters.failed,
+        );
+        assert_eq!(named, (1, 2, 3, 4, 7, 8));
+    }
+
+    #[test]
+    fn sums_are_kept_per_domain_and_a_lie_is_no_panic() {
+        let mut all = ReuseByDomain::default();
+        all.add(Some(&domain(1)), &asked(5));
+        all.add(None, &asked(3));
+        all.add(Some(&domain(2)), &ReuseCounters::default());
+        all.add(Some(&domain(1)), &asked(u64::MAX));
+        let rows: Vec<_> = all
+            .into_rows()
+            .into_iter()
+            .map(|row| (row.model, row.tokens.asked))
+            .collect();
+        assert_eq!(rows, [("model 1".into(), u64::MAX), (String::new(), 3)]);
+    }
+
+    #[test]
+    fn domains_without_end_are_not_kept_without_end() {
+        let mut all = ReuseByDomain::default();
+        for number in 0..2 * MAX_REUSE_DOMAINS as u32 {
+            all.add(Some(&domain(number)), &asked(1));
+        }
+        all.add(Some(&domain(0)), &asked(1));
+        let rows = all.into_rows();
+        assert_eq!(rows.len(), MAX_REUSE_DOMAINS + 1);
+        assert_eq!(rows[0].tokens.asked, 2);
+        let total: u64 = rows.iter().map(|row| row.tokens.asked).sum();
+        assert_eq!(total, 2 * MAX_REUSE_DOMAINS as u64 + 1, "nothing is lost");
+    }
+}
