@@ -6,11 +6,15 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
+use super::accept::SPARE_CONNECTIONS;
 use super::config::{ChunkScope, ChunkSize, ChunkSizePolicy};
 use super::fleet::hex;
 use super::state::Server;
-use crate::cache::{ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, PayloadPath};
-use crate::control::{Health, Minimum};
+use crate::cache::slabs::PIN_WORDS;
+use crate::cache::{
+    ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, MAX_DOMAINS, PayloadPath,
+};
+use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::pool::FRAME_BYTES;
 use crate::shm::fdpass::PeerCred;
 use crate::wire::{GroupKind, Hello, ObjectGroup, PeerKind, RegisterKvCache};
@@ -95,7 +99,20 @@ pub(super) fn document(server: &Server, asking: u64) -> Value {
         "counters": counters(&status),
         "reported": reported(&status.reported),
         "connections": server.connections(),
+        "limits": limits(server),
         "clients": clients(server, &status, asking),
+    })
+}
+
+/// What there is room for, to be held against the figures beside it.
+fn limits(server: &Server) -> Value {
+    let clients = server.config.max_clients as usize;
+    json!({
+        "clients": clients,
+        "connections": clients + SPARE_CONNECTIONS,
+        "domains": MAX_DOMAINS,
+        "binding_domains": MAX_BINDING_DOMAINS,
+        "pin_words": PIN_WORDS,
     })
 }
 
