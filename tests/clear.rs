@@ -55,7 +55,7 @@ fn everything_goes_that_nobody_reads() {
         (code, text.as_str()),
         (
             Some(0),
-            "dropped 0 objects, 0 B freed; 1 object stay, pinned by readers (64.0 KiB) or stored meanwhile\n"
+            "dropped 0 objects, 0 B freed; 1 object stays, pinned by readers (64.0 KiB) or stored meanwhile\n"
         ),
         "{error}"
     );

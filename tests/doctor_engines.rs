@@ -56,6 +56,7 @@ fn engines_that_agree_have_nothing_against_each_other() {
     let also = server.directory().join("also.sock");
     std::os::unix::fs::symlink(server.socket(), &also).unwrap();
     set(&mut other, "/max_num_batched_tokens", json!(512));
+    set(&mut other, "/groups/0/mamba_cache_mode", json!("all"));
     other.pointer_mut(EXTRA).unwrap()["kvasir.socket"] = json!(also);
     other.pointer_mut(EXTRA).unwrap()["kvasir.deadline"] = json!(2);
     let output = two.compare(&one, &other);
@@ -140,6 +141,10 @@ fn every_difference_that_counts_is_named_with_both_values() {
     for (change, says) in &cases {
         let mut other = one.clone();
         change(&mut other);
+        if says[0].contains("of group") {
+            // As it is in engines: the fingerprint is made of the groups.
+            set(&mut other, "/identity/fingerprint", json!("0e".repeat(32)));
+        }
         let output = two.compare(&one, &other);
         let differ = ("silent".to_owned(), "engines_differ".to_owned());
         let found: Vec<_> = output

@@ -79,9 +79,13 @@ impl Cleared {
         );
         if self.kept_objects > 0 {
             text += &format!(
-                "; {} {} stay, pinned by readers ({}) or stored meanwhile",
+                "; {} {}, pinned by readers ({}) or stored meanwhile",
                 self.kept_objects,
-                plural(self.kept_objects),
+                if self.kept_objects == 1 {
+                    "object stays"
+                } else {
+                    "objects stay"
+                },
                 Bytes(self.pinned_bytes)
             );
         }

@@ -142,6 +142,10 @@ impl Pair<'_, '_> {
     }
 
     fn check_groups(&mut self) {
+        // All of it that counts went into the fingerprint.
+        if matches!(self.fingerprints(), (Some(one), Some(other)) if one == other) {
+            return;
+        }
         const CURE: &str =
             "give both the same --block-size, --kv-cache-dtype and other settings of the cache";
         let (Some(one), Some(other)) = (&self.one.engine.groups, &self.other.engine.groups) else {
@@ -162,8 +166,7 @@ impl Pair<'_, '_> {
 
     /// The layout of the pages, which only a running engine knows; most of what goes into it has been compared already.
     fn check_fingerprint(&mut self) {
-        let of = |side: &Side<'_>| side.engine.identity?.get("fingerprint").cloned();
-        let (Some(one), Some(other)) = (of(self.one), of(self.other)) else {
+        let (Some(one), Some(other)) = self.fingerprints() else {
             self.report.unchecked(
                 "layout of the pages: only a running engine knows it; kvasir.describe_file has it written",
             );
@@ -177,6 +180,11 @@ impl Pair<'_, '_> {
                 "run the same version of vLLM and the same attention backend on machines with the same instructions",
             );
         }
+    }
+
+    fn fingerprints(&self) -> (Option<Value>, Option<Value>) {
+        let of = |side: &Side<'_>| side.engine.identity?.get("fingerprint").cloned();
+        (of(self.one), of(self.other))
     }
 
     fn check_servers(&mut self) {
@@ -233,38 +241,44 @@ fn listed(sockets: &[PathBuf]) -> String {
     paths.join(", ")
 }
 
-/// What is different, in the words of the descriptions, and both values.
+/// What is different, in the words of the descriptions, and both values. Only what goes into the fingerprint of the layout counts:
+/// groups that are cached, with how many tokens a block stands for and what its pages hold.
 fn first_difference(one: &GeometryInput, other: &GeometryInput) -> Option<(String, String, String)> {
     let told = |what: &str, one: String, other: String| (one != other).then(|| (what.to_owned(), one, other));
-    told("dcp", one.dcp.to_string(), other.dcp.to_string())
+    let cached = |input: &GeometryInput| -> Vec<(usize, KvGroup)> {
+        let groups = input.groups.iter().cloned().enumerate();
+        groups.filter(|(_, group)| group.prefix_cacheable).collect()
+    };
+    let (dcp, groups) = ([one.dcp, other.dcp], [cached(one), cached(other)]);
+    told("dcp", dcp[0].to_string(), dcp[1].to_string())
         .or_else(|| {
-            let count = |input: &GeometryInput| input.groups.len().to_string();
-            told("the number of KV cache groups", count(one), count(other))
+            let count = |index: usize| groups[index].len().to_string();
+            told("the number of cached KV cache groups", count(0), count(1))
         })
         .or_else(|| {
-            let pairs = one.groups.iter().zip(&other.groups).enumerate();
+            let pairs = groups[0].iter().zip(&groups[1]);
             pairs
-                .flat_map(|(index, (one, other))| {
-                    fields(one)
-                        .into_iter()
-                        .zip(fields(other))
-                        .map(move |((what, one), (_, other))| {
-                            (format!("{what} of group {index}"), one, other)
-                        })
+                .flat_map(|((index, one), (_, other))| {
+                    let both = fields(one, dcp[0]).into_iter().zip(fields(other, dcp[1]));
+                    both.map(move |((what, one), (_, other))| {
+                        (format!("{what} of group {index}"), one, other)
+                    })
                 })
                 .find(|(_, one, other)| one != other)
         })
 }
 
-fn fields(group: &KvGroup) -> Vec<(&'static str, String)> {
+fn fields(group: &KvGroup, dcp: u64) -> Vec<(&'static str, String)> {
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".to_owned());
     let layers = group.layers.iter().map(|layer| {
         let dtype = or_none(layer.dtype.as_ref().map(ToString::to_string));
-        let kind = layer.kind.map_or("", |kind| kind.as_str());
-        (
-            layer.count,
-            format!("{kind} pages of {} bytes of {dtype}", layer.page_size_bytes),
-        )
+        let slots = layer
+            .tokens_per_state
+            .as_ref()
+            .filter(|ratio| ratio.to_string() != "1");
+        let slots = slots.map_or(String::new(), |ratio| format!(", {ratio} tokens a slot"));
+        let pages = format!("{} of {dtype}{slots}", pages(layer.page_size_bytes));
+        (layer.count, pages)
     });
     // Layers that are alike may stand alone or be counted.
     let mut counted: Vec<(u64, String)> = Vec::new();
@@ -276,18 +290,19 @@ fn fields(group: &KvGroup) -> Vec<(&'static str, String)> {
     }
     let layers: Vec<String> = counted
         .into_iter()
-        .map(|(count, like)| format!("{count} layers of {}", like.trim_start()))
+        .map(|(count, like)| format!("{count} layers of {like}"))
         .collect();
+    let sharded = dcp > 1 && group.dcp_sharded;
     vec![
         ("kind", group.kind.to_string()),
         ("block_size", group.block_size.to_string()),
         ("window", or_none(group.window.map(|window| window.to_string()))),
-        (
-            "mamba_cache_mode",
-            or_none(group.recurrent_mode.map(|mode| format!("{mode:?}"))),
-        ),
-        ("prefix_cacheable", group.prefix_cacheable.to_string()),
-        ("dcp_sharded", group.dcp_sharded.to_string()),
+        ("dcp_sharded", sharded.to_string()),
         ("layers", layers.join(", ")),
     ]
+}
+
+/// Exactly: two sizes that read the same are not equal.
+fn pages(bytes: u64) -> String {
+    format!("{bytes} bytes a page")
 }
