@@ -3,13 +3,12 @@
 mod common;
 mod doctor_support;
 
-use common::*;
 use doctor_support::*;
 use serde_json::{Value, json};
 
 #[test]
 fn the_documented_set_up_has_no_findings() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     let engine = sound(server.socket());
     let output = doctor(&["--engine", "-"], engine.to_string().as_bytes());
     assert_eq!(
@@ -31,7 +30,7 @@ fn the_documented_set_up_has_no_findings() {
 /// As in the documentation: a chunk of two blocks, under the least chunk size that servers have without a setting.
 #[test]
 fn the_documented_description_reads_as_it_says() {
-    let server = ServerProcess::with_args(&["--pool-size", "64MiB"]);
+    let server = ready(&["--pool-size", "64MiB"]);
     let page = include_str!("../docs/operations.md");
     let (_, section) = page.split_once("\n## `kvasir doctor`\n").unwrap();
     let (_, example) = section.split_once("```json\n").unwrap();
@@ -51,7 +50,7 @@ fn the_documented_description_reads_as_it_says() {
 
 #[test]
 fn without_settings_only_the_server_is_asked() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     let socket = server.socket().to_str().unwrap();
     let output = doctor(&["--json", "--socket", socket], b"");
     assert_eq!((output.code, output.findings()), (Some(0), vec![]));
@@ -119,18 +118,21 @@ const TRAPS: &[Trap] = &[
     ("refused", "kv_role", "\"both\"", |e| {
         set(e, "/kv_transfer_config/kv_role", json!("both"))
     }),
-    ("note", "kv_role", "stores and loads nothing", |e| {
+    ("note", "kv_role", "only stores and never hits", |e| {
         set(e, "/kv_transfer_config/kv_role", json!("kv_producer"));
         // Of no concern to whoever loads nothing.
         set(e, "/kv_transfer_config/kv_load_failure_policy", json!("fail"));
     }),
-    ("note", "kv_role", "loads and stores nothing", |e| {
+    ("note", "kv_role", "stores nothing", |e| {
         set(e, "/kv_transfer_config/kv_role", json!("kv_consumer"))
     }),
-    ("silent", "load_failure_policy", "loads nothing", |e| {
-        remove(e, "/kv_transfer_config/kv_load_failure_policy")
-    }),
-    ("silent", "load_failure_policy", "loads nothing", |e| {
+    (
+        "silent",
+        "load_failure_policy",
+        "so Kvasir stores but never loads",
+        |e| remove(e, "/kv_transfer_config/kv_load_failure_policy"),
+    ),
+    ("silent", "load_failure_policy", "would fail its request", |e| {
         set(e, "/kv_transfer_config/kv_load_failure_policy", json!("fail"));
     }),
     ("refused", "load_failure_policy", "\"retry\"", |e| {
@@ -205,9 +207,12 @@ const TRAPS: &[Trap] = &[
     ("note", "long_chunk", "--chunk-size 128", |e| {
         set(e, "/groups", json!([state(128, 65536), full(128, 65536)]));
     }),
-    ("refused", "object_too_large", "33554432", |e| {
-        set(e, "/groups/0/layers/0/page_size_bytes", json!(16 << 20))
-    }),
+    (
+        "refused",
+        "object_too_large",
+        "takes 32.0 MiB and the pool has 16.0 MiB",
+        |e| set(e, "/groups/0/layers/0/page_size_bytes", json!(16 << 20)),
+    ),
     ("slow", "small_pool", "1048576", |e| {
         set(e, "/max_model_len", json!(1 << 20))
     }),
@@ -218,7 +223,7 @@ const TRAPS: &[Trap] = &[
 
 #[test]
 fn every_trap_alone_is_the_only_finding() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     for (severity, name, says, change) in TRAPS {
         let mut engine = sound(server.socket());
         change(&mut engine);
@@ -256,6 +261,21 @@ const SERVER_TRAPS: &[&str] = &[
     "chunk_size",
     "client_refused",
     "pin_words",
+    // Of what it says of itself: doctor_state.rs.
+    "server_full",
+    "lost_client",
+    "not_registered",
+    "binding_pending",
+    "domains_full",
+    "pool_not_present",
+    "pool_pinned",
+    "pool_granted",
+    "pool_quarantined",
+    "damaged_objects",
+    "stores_dropped",
+    "nobody_stores",
+    // Of two engines: doctor_engines.rs.
+    "engines_differ",
 ];
 
 #[test]
@@ -295,14 +315,18 @@ const FIELDS: &[&str] = &[
     "max_model_len",
     "prefill_context_parallel_size",
     "groups",
+    "vllm",
+    "model",
+    "attention_backend",
+    "identity",
 ];
 
 #[test]
 fn one_run_reports_every_trap_worst_first() {
-    let bound = ServerProcess::start();
+    let bound = ready_16();
     let _worker = bound.worker(); // decides on 256 tokens
-    let unbound = ServerProcess::start();
-    let long = ServerProcess::with_args(&["--pool-size", "16MiB", "--chunk-size", "20000"]);
+    let unbound = ready_16();
+    let long = ready(&["--pool-size", "16MiB", "--chunk-size", "20000"]);
     let mut config = transfer_config(bound.socket());
     config["kv_role"] = json!("kv_consumer");
     config["kv_rank"] = json!(0);
@@ -387,7 +411,7 @@ fn one_run_reports_every_trap_worst_first() {
 /// Where every block ends a step, a state is kept wherever a request can resume.
 #[test]
 fn uneven_spans_do_no_harm_to_short_steps() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     let mut engine = sound(server.socket());
     set(&mut engine, "/groups/0/block_size", json!(128));
     for (tokens, harm) in [(256, true), (255, false), (128, false)] {
@@ -403,7 +427,7 @@ fn uneven_spans_do_no_harm_to_short_steps() {
 
 #[test]
 fn of_two_connectors_the_outer_policy_counts_too() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     let mut engine = sound(server.socket());
     let own = engine["kv_transfer_config"].clone();
     let outer = json!({"kv_connector": "MultiConnector", "kv_role": "kv_both",
@@ -422,7 +446,7 @@ fn of_two_connectors_the_outer_policy_counts_too() {
 
 #[test]
 fn a_consumer_under_the_default_policy_does_nothing_at_all() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     let mut engine = sound(server.socket());
     set(&mut engine, "/kv_transfer_config/kv_role", json!("kv_consumer"));
     remove(&mut engine, "/kv_transfer_config/kv_load_failure_policy");
@@ -439,7 +463,7 @@ fn a_consumer_under_the_default_policy_does_nothing_at_all() {
 
 #[test]
 fn of_two_connectors_the_outer_role_is_the_engines() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     for (outer, own, severities) in [
         ("kv_both", "kv_both", &["note"][..]),
         ("kv_consumer", "kv_both", &["note"]),

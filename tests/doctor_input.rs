@@ -16,7 +16,7 @@ use serde_json::json;
 
 #[test]
 fn a_server_bound_to_another_size_is_refused_unless_sizes_are_per_model() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     let _worker = server.worker();
     let mut engine = sound(server.socket());
     engine["groups"] = json!([state(160, 65536), full(160, 163_840)]);
@@ -31,7 +31,7 @@ fn a_server_bound_to_another_size_is_refused_unless_sizes_are_per_model() {
         message.contains("256 tokens, no multiple of the 160"),
         "{message}"
     );
-    let fixed = ServerProcess::with_args(&[
+    let fixed = ready(&[
         "--pool-size",
         "16MiB",
         "--chunk-size",
@@ -50,7 +50,7 @@ fn a_server_bound_to_another_size_is_refused_unless_sizes_are_per_model() {
         [("refused".to_owned(), "chunk_size".to_owned())]
     );
     assert!(output.stdout.contains("--chunk-size 160"), "{}", output.stdout);
-    let model = ServerProcess::with_args(&[
+    let model = ready(&[
         "--pool-size",
         "16MiB",
         "--chunk-size",
@@ -75,7 +75,7 @@ fn a_server_bound_to_another_size_is_refused_unless_sizes_are_per_model() {
 
 #[test]
 fn a_stopped_server_is_stalled() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     server.signal(Signal::SIGSTOP);
     let output = examine(&sound(server.socket()));
     server.signal(Signal::SIGCONT);
@@ -133,7 +133,7 @@ fn another_users_server_is_named() {
         return;
     }
     const NOBODY: u32 = 65534;
-    let server = ServerProcess::start();
+    let server = ready_16();
     let engine = sound(server.socket());
     // The build directory may be closed to others, and so is a temporary one.
     let directory = tempfile::tempdir_in("/tmp").unwrap();
@@ -163,7 +163,7 @@ fn another_users_server_is_named() {
 
 #[test]
 fn a_socket_given_to_the_command_counts_where_the_settings_name_none() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     let mut engine = sound(server.socket());
     remove(&mut engine, "/kv_transfer_config/kv_connector_extra_config");
     let socket = server.socket().to_str().unwrap();
@@ -176,7 +176,7 @@ fn a_socket_given_to_the_command_counts_where_the_settings_name_none() {
 
 #[test]
 fn two_paths_of_one_server_are_found() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     let also = server.directory().join("also.sock");
     std::os::unix::fs::symlink(server.socket(), &also).unwrap();
     let mut engine = sound(server.socket());
@@ -271,7 +271,7 @@ fn input_that_is_none_gives_typed_errors() {
 
 #[test]
 fn values_of_any_length_and_content_stay_in_one_line() {
-    let server = ServerProcess::start();
+    let server = ready_16();
     let mut engine = sound(server.socket());
     let long = "x\n\u{1b}[31m".repeat(10_000);
     for path in [

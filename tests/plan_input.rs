@@ -337,7 +337,7 @@ fn bad_segments_name_the_tensor() {
     assert_eq!(json["padded"]["segments"], json["segments"]);
     let table = kvasir(&["segments", "-"], good.as_bytes()).stdout;
     assert!(
-        table.contains("2 segments, 163840 bytes of address space, 4194304 padded"),
+        table.contains("2 segments, 160.0 KiB of address space, 4.0 MiB padded"),
         "{table}"
     );
 }

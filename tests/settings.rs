@@ -74,7 +74,7 @@ fn unknown_settings_are_refused_by_name() {
     );
     for args in [
         &["serve", "--pool", "1GiB"][..],
-        &["serve", "--pool-size", "4GB"],
+        &["serve", "--pool-size", "4PB"],
         &["serve", "--chunk-size", "many"],
         &["serve", "--max-clients", "257"],
         &["serve", "--pool-size", "1KiB"],
@@ -174,7 +174,7 @@ fn an_error_in_the_file_is_one_line_with_its_place_and_what_is_allowed() {
         ("fleet-file = ''\n", 1, "the path is empty"),
         ("\n\npool_size = 1\n", 3, "`pool-size`"),
         ("chunk-size = -1\n", 1, "a number of tokens or \"auto\""),
-        ("# size\npool-size = \"4GB\"\n", 2, "KiB, MiB, GiB or TiB"),
+        ("# size\npool-size = \"4PB\"\n", 2, "KiB, MiB, GiB or TiB"),
         ("chunk-scope = \"engine\"\n", 1, "`server` or `model`"),
         ("max-clients = \"many\"\n", 1, "expected u32"),
         ("max-clients = 8\nmax-clients = 9\n", 2, "duplicate key"),
@@ -195,15 +195,160 @@ fn an_error_in_the_file_is_one_line_with_its_place_and_what_is_allowed() {
         );
         assert!(error.contains(allowed), "{text}: {error}");
     }
-    // As the flag and the variable.
-    for variable in [false, true] {
-        let (code, _, error) = run(&["serve", "--print-config"], |command| {
-            if variable {
-                command.env("KVASIR_SOCKET", "");
-            } else {
-                command.args(["--socket", ""]);
-            }
+    // As the flag.
+    let (code, _, error) = run(&["serve", "--print-config", "--socket", ""], |_| {});
+    assert_eq!(code, Some(2), "{error}");
+}
+
+#[test]
+fn sizes_have_the_usual_spellings_wherever_they_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kvasir.toml");
+    for (text, bytes) in [
+        ("4GB", 4_000_000_000),
+        ("1.5GiB", 3 << 29),
+        ("4G", 4 << 30),
+        ("4g", 4 << 30),
+        ("512mib", 512 << 20),
+        ("64_000kB", 64_000_000),
+        ("4_294_967_296", 4u64 << 30),
+    ] {
+        fs::write(&file, format!("pool-size = \"{text}\"\n")).unwrap();
+        let flag = run(&["serve", "--print-config", "--pool-size", text], |_| {});
+        let variable = run(&["serve", "--print-config"], |command| {
+            command.env("KVASIR_POOL_SIZE", text);
         });
-        assert_eq!(code, Some(2), "{error}");
+        let from_file = run(
+            &["serve", "--print-config", "--config", file.to_str().unwrap()],
+            |_| {},
+        );
+        for (code, shown, error) in [flag, variable, from_file] {
+            assert_eq!(code, Some(0), "{text}: {error}");
+            let shown: toml::Table = shown.parse().unwrap();
+            let size: kvasir::server::ByteSize = shown["pool-size"].as_str().unwrap().parse().unwrap();
+            assert_eq!(size.0, bytes, "{text}");
+        }
+        let setting = format!("credit_bytes={text}");
+        let (code, printed, error) = run(&["vllm-args", "--set", &setting], |_| {});
+        assert_eq!(code, Some(0), "{error}");
+        let printed: serde_json::Value = serde_json::from_str(&printed).unwrap();
+        assert_eq!(printed["kv_connector_extra_config"]["kvasir.credit_bytes"], bytes);
     }
+}
+
+#[test]
+fn an_error_names_the_flag_the_variable_or_the_key_that_it_is_about() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kvasir.toml");
+    let path = file.to_str().unwrap();
+    // What no option takes, and what is out of its range.
+    for (key, variable, value, says) in [
+        ("pool-size", "KVASIR_POOL_SIZE", "4PB", "\"4PB\" is not a size"),
+        (
+            "pool-size",
+            "KVASIR_POOL_SIZE",
+            "1KiB",
+            "is 1.0 KiB; it has to be between 64.0 KiB",
+        ),
+        ("max-clients", "KVASIR_MAX_CLIENTS", "many", "\"many\""),
+        (
+            "max-clients",
+            "KVASIR_MAX_CLIENTS",
+            "257",
+            "is 257; it has to be between 1 and 256",
+        ),
+        ("chunk-size", "KVASIR_CHUNK_SIZE", "some", "\"some\""),
+        ("chunk-size", "KVASIR_CHUNK_SIZE", "0", "0 tokens is not possible"),
+        ("chunk-scope", "KVASIR_CHUNK_SCOPE", "engine", "server, model"),
+        (
+            "log-level",
+            "KVASIR_LOG_LEVEL",
+            "loud",
+            "error, warn, info, debug, trace",
+        ),
+    ] {
+        let flag = format!("--{key}");
+        let (code, shown, error) = run(&["serve", "--print-config"], |command| {
+            command.env(variable, value);
+        });
+        assert_eq!((code, shown.as_str()), (Some(2), ""), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+        assert!(error.starts_with(&format!("kvasir serve: {variable}")), "{error}");
+        assert!(error.contains(says) && !error.contains(&flag), "{error}");
+        // The variable is not what counts if there is a flag.
+        let given = run(&["serve", "--print-config", &flag, value], |command| {
+            command.env(variable, value);
+        });
+        assert_eq!(given.0, Some(2));
+        assert!(
+            given.2.contains(&flag) && !given.2.contains(variable),
+            "{}",
+            given.2
+        );
+    }
+    for (line, says) in [
+        ("pool-size = 1024", "pool-size in "),
+        ("max-clients = 257", "max-clients in "),
+        ("chunk-size = 0", "chunk-size in "),
+    ] {
+        fs::write(&file, line).unwrap();
+        let (code, _, error) = run(&["serve", "--print-config", "--config", path], |_| {});
+        assert_eq!(code, Some(2), "{error}");
+        assert!(
+            error.contains(&format!("{says}{path}")) && !error.contains("--"),
+            "{error}"
+        );
+    }
+}
+
+/// Service managers and compose files set variables to nothing where somebody left them out.
+#[test]
+fn a_variable_that_is_empty_is_not_set() {
+    let (_, plain, _) = run(&["serve", "--print-config"], |_| {});
+    let variables = [
+        "KVASIR_SOCKET",
+        "KVASIR_POOL_SIZE",
+        "KVASIR_CHUNK_SIZE",
+        "KVASIR_CHUNK_SIZE_POLICY",
+        "KVASIR_CHUNK_SCOPE",
+        "KVASIR_FLEET_FILE",
+        "KVASIR_MAX_CLIENTS",
+        "KVASIR_LOG_LEVEL",
+        "KVASIR_CONFIG",
+        "KVASIR_PYTHON",
+        "KVASIR_NO_SUCH_SETTING",
+    ];
+    for variable in variables {
+        let (code, shown, error) = run(&["serve", "--print-config"], |command| {
+            command.env(variable, "");
+        });
+        assert_eq!(
+            (code, shown.as_str()),
+            (Some(0), plain.as_str()),
+            "{variable}: {error}"
+        );
+    }
+    // Where the socket is looked for by other commands, and where there is no directory for it.
+    for (name, args) in [
+        ("status", &["status"][..]),
+        ("clear", &["clear"]),
+        ("vllm-args", &["vllm-args"]),
+        ("doctor", &["doctor"]),
+    ] {
+        let without = run(args, |_| {});
+        let empty = run(args, |command| {
+            command.env("KVASIR_SOCKET", "");
+        });
+        assert_eq!(without, empty, "{name}");
+    }
+    let fallback = |value: Option<&str>| {
+        run(&["serve", "--print-config"], |command| {
+            command.env("XDG_RUNTIME_DIR", "");
+            match value {
+                Some(value) => command.env("TMPDIR", value),
+                None => command.env_remove("TMPDIR"),
+            };
+        })
+    };
+    assert_eq!(fallback(Some("")), fallback(None));
 }

@@ -3,19 +3,21 @@
 //! Only what the settings and the server say is judged. What cannot be known from them is listed as not checked, and
 //! nothing is changed anywhere.
 
-mod clients;
+mod compare;
 mod connector;
 mod engine;
 mod model;
 mod server;
+mod state;
 
 use std::fmt::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
 
+pub(super) use self::engine::DESCRIPTION as ENGINE;
 use self::engine::Engine;
 use super::output::{fail, print};
 use super::plan::{PlanError, input, read_input, unread};
@@ -27,9 +29,10 @@ pub(super) struct DoctorArgs {
     /// Path of the server's socket, where the engine's settings name none [default: as for serve]
     #[arg(long, value_name = "PATH", env = "KVASIR_SOCKET")]
     socket: Option<PathBuf>,
-    /// JSON with the engine's settings, or - for standard input; without it only the server is asked
+    /// JSON with the engine's settings, or - for standard input; `kvasir plan from-vllm` writes it. Given twice, the two
+    /// engines are also compared: what keeps them from sharing. Without it only the server is asked
     #[arg(long, value_name = "FILE|-")]
-    engine: Option<PathBuf>,
+    engine: Vec<PathBuf>,
     /// Answer in JSON
     #[arg(long)]
     json: bool,
@@ -74,6 +77,8 @@ struct Finding {
 struct Report {
     findings: Vec<Finding>,
     unchecked: Vec<String>,
+    /// In front of each message: which of several engines it is about.
+    about: String,
 }
 
 impl Report {
@@ -95,7 +100,7 @@ impl Report {
 
     fn push(&mut self, severity: Severity, name: &'static str, message: impl fmt::Display) {
         // One line each: values of the input are in it.
-        let message = message.to_string().replace(char::is_control, " ");
+        let message = format!("{}{message}", self.about).replace(char::is_control, " ");
         self.findings.push(Finding {
             severity,
             name,
@@ -104,7 +109,10 @@ impl Report {
     }
 
     fn unchecked(&mut self, what: impl Into<String>) {
-        self.unchecked.push(what.into());
+        let what = format!("{}{}", self.about, what.into());
+        if !self.unchecked.contains(&what) {
+            self.unchecked.push(what);
+        }
     }
 
     /// Whether anything keeps the cache from working.
@@ -170,21 +178,78 @@ pub(super) fn run(args: &DoctorArgs) -> ExitCode {
 
 fn examine(args: &DoctorArgs) -> Result<Report, PlanError> {
     let mut report = Report::default();
-    let given = args.socket.clone();
-    let Some(file) = &args.engine else {
-        report.unchecked("engine: no settings were given; name a file with --engine");
-        let servers = [given.unwrap_or_else(socket::default_path)];
+    if args.engine.is_empty() {
+        report.unchecked(
+            "engine: no settings were given; name a file with --engine (`kvasir plan from-vllm` writes it)",
+        );
+        let servers = [args.socket.clone().unwrap_or_else(socket::default_path)];
         server::check(&servers, None, &mut report);
         report.findings.sort_by_key(|finding| finding.severity);
         return Ok(report);
-    };
-    let document = input::parse(&read_input(file)?)?;
-    let engine = Engine::read(&document)?;
-    if let Some(unread) = unread(&input::unknown_fields(&document, &engine::DESCRIPTION)) {
+    }
+    if args.engine.iter().filter(|file| *file == Path::new("-")).count() > 1 {
+        return Err(PlanError::new(
+            "usage",
+            "--engine - reads standard input, which is there only once",
+        ));
+    }
+    let several = args.engine.len() > 1;
+    let mut documents = Vec::new();
+    for file in &args.engine {
+        let read = read_input(file).and_then(|bytes| input::parse(&bytes));
+        documents.push((
+            file.display().to_string(),
+            read.map_err(|error| of_file(error, file, several))?,
+        ));
+    }
+    let mut engines: Vec<(&str, Engine<'_>, connector::Settings)> = Vec::new();
+    for ((name, document), file) in documents.iter().zip(&args.engine) {
+        report.about = if several {
+            format!("{name}: ")
+        } else {
+            String::new()
+        };
+        let read = Engine::read(document).and_then(|engine| {
+            let settings = examine_engine(&engine, document, args, &mut report)?;
+            Ok((name.as_str(), engine, settings))
+        });
+        engines.push(read.map_err(|error| of_file(error, file, several))?);
+    }
+    report.about = String::new();
+    if let [one, others @ ..] = engines.as_slice() {
+        for other in others {
+            let [one, other] = [one, other].map(|(name, engine, settings)| compare::Side {
+                name,
+                engine,
+                settings,
+            });
+            compare::check(&one, &other, &mut report);
+        }
+    }
+    // Stable: within a severity the order is that of the checks.
+    report.findings.sort_by_key(|finding| finding.severity);
+    Ok(report)
+}
+
+/// Says which of several files an error is about.
+fn of_file(mut error: PlanError, file: &Path, several: bool) -> PlanError {
+    if several && error.kind != "io" {
+        error.message = format!("{}: {}", file.display(), error.message);
+    }
+    error
+}
+
+fn examine_engine(
+    engine: &Engine<'_>,
+    document: &Value,
+    args: &DoctorArgs,
+    report: &mut Report,
+) -> Result<connector::Settings, PlanError> {
+    if let Some(unread) = unread(&input::unknown_fields(document, &engine::DESCRIPTION)) {
         report.note("unread_fields", unread);
     }
-    let settings = connector::check(&engine, given, &mut report);
-    let geometry = model::check(&engine, &mut report)?;
+    let settings = connector::check(engine, args.socket.clone(), report);
+    let geometry = model::check(engine, report)?;
     if settings.sockets.is_empty() {
         report.unchecked("server: the settings name none");
     } else {
@@ -193,9 +258,7 @@ fn examine(args: &DoctorArgs) -> Result<Report, PlanError> {
             preferred_base: settings.preferred_base,
             max_model_len: engine.max_model_len,
         };
-        server::check(&settings.sockets, Some(&fit), &mut report);
+        server::check(&settings.sockets, Some(&fit), report);
     }
-    // Stable: within a severity the order is that of the checks.
-    report.findings.sort_by_key(|finding| finding.severity);
-    Ok(report)
+    Ok(settings)
 }

@@ -67,6 +67,8 @@ pub(super) fn check(
         })
         .filter(|(name, value)| {
             name.starts_with(PREFIX)
+                // Set to nothing is not set.
+                && !value.is_empty()
                 && !known.contains(name)
                 && !TOOLS.contains(&name.as_str())
                 && !is_service_link(name, value)
@@ -192,6 +194,7 @@ mod tests {
             ("KVASIR_POOLSIZE", "1GiB"),
             ("KVASIR_EVICTION_ALGORITHM", "lru"),
             ("KVASIR_BINARY", "kvasir"),
+            ("KVASIR_CHUNK", ""),
         ])
         .unwrap_err()
         .to_string();
@@ -204,6 +207,7 @@ mod tests {
             "{error}"
         );
         assert!(!error.contains("KVASIR_BINARY"), "{error}");
+        assert!(!error.contains("KVASIR_CHUNK is"), "{error}");
         assert!(!error.contains('\n'), "{error}");
     }
 }

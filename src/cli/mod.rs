@@ -1,9 +1,12 @@
-//! The command line: serve, status, plan, vllm-args, doctor.
+//! The command line: serve, status, clear, plan, vllm-args, doctor.
 //!
 //! The top of the crate; may import everything.
 
+mod arguments;
+mod clear;
 mod doctor;
 mod environment;
+mod failure;
 mod output;
 pub mod plan;
 mod serve;
@@ -34,6 +37,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Show what a running server holds and whom it serves
     Status(status::StatusArgs),
+    /// Drop everything that the server holds and nobody is reading
+    Clear(clear::ClearArgs),
     /// Answer what chunk size a model gets, and why, without starting anything
     Plan(plan::PlanArgs),
     /// Print the --kv-transfer-config for vLLM
@@ -48,20 +53,14 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
     // Also where clap takes it for the value of another option, or finds no command at all.
     let json = args.iter().any(|arg| arg == "--json");
-    let cli = match Cli::try_parse_from(&args) {
-        Ok(cli) => cli,
-        Err(error) if error.use_stderr() && args.get(1).is_some_and(|command| command == "plan") => {
-            return plan::refuse_arguments(&error, json);
-        }
-        Err(error) => {
-            // Not `exit`, which would not return here; printing fails only when nobody reads.
-            let _ = error.print();
-            return ExitCode::from(error.exit_code() as u8);
-        }
+    let (cli, matches) = match arguments::parse(&args) {
+        Ok(parsed) => parsed,
+        Err(error) => return arguments::refuse(&error, &args, json),
     };
     match cli.command {
-        Command::Serve(args) => serve::run(args, started),
+        Command::Serve(args) => serve::run(args, &matches, started),
         Command::Status(args) => status::run(&args),
+        Command::Clear(args) => clear::run(&args),
         Command::Plan(args) => plan::run(&args, json),
         Command::VllmArgs(args) => vllm_args::run(&args),
         Command::Doctor(args) => doctor::run(&args),

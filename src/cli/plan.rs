@@ -4,6 +4,7 @@
 //! output, as a table or as JSON; bad input gives one line (or a JSON error) and exit code 2.
 
 pub mod chunk;
+mod from_vllm;
 pub mod groups;
 pub(super) mod input;
 pub mod segments;
@@ -17,6 +18,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+
+use super::arguments;
 
 /// Longest input that is read. A description of a thousand layers takes some hundred kilobytes.
 const MAX_INPUT_BYTES: u64 = 16 << 20;
@@ -38,6 +41,9 @@ pub struct PlanArgs {
 enum PlanCommand {
     /// What chunk size a model's KV cache groups need, and why
     Groups(groups::GroupsArgs),
+    /// Describe an engine by vLLM's own arguments, for `plan groups` and `doctor --engine`
+    #[command(long_flag = "from-vllm")]
+    FromVllm(from_vllm::FromVllmArgs),
     /// What chunk size a list of spans needs
     Chunk(chunk::ChunkArgs),
     /// How the segments of a reserved address range lie, and what commits map
@@ -84,22 +90,16 @@ impl PlanError {
     /// What clap has against the arguments, as one line: the reason, without hints and usage.
     fn arguments(error: &clap::Error) -> Self {
         use clap::error::{ContextKind, ContextValue, ErrorKind};
-        // All three commands know --json, so it was written in front of them.
+        // All commands know --json, so it was written in front of them.
         let misplaced = error.kind() == ErrorKind::UnknownArgument
             && error.get(ContextKind::InvalidArg) == Some(&ContextValue::String("--json".to_owned()));
         if misplaced || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-            return Self::new("usage", "say first what to plan: groups, chunk or segments");
+            return Self::new(
+                "usage",
+                "say first what to plan: from-vllm, groups, chunk or segments",
+            );
         }
-        let text = error.render().to_string();
-        let reason = text.split("\n\n").next().unwrap_or_default();
-        let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
-        let line: String = line
-            .strip_prefix("error: ")
-            .unwrap_or(&line)
-            .chars()
-            .filter(|character| !character.is_control())
-            .collect();
-        Self::new("usage", line)
+        Self::new("usage", arguments::one_line(error))
     }
 
     /// The answer in JSON.
@@ -171,6 +171,7 @@ pub(super) fn unread(fields: &[String]) -> Option<String> {
 pub fn run(args: &PlanArgs, json: bool) -> ExitCode {
     let (answer, flag) = match &args.command {
         PlanCommand::Groups(args) => (groups::run(args), args.json),
+        PlanCommand::FromVllm(args) => (from_vllm::run(args), false),
         PlanCommand::Chunk(args) => (chunk::run(args), args.json),
         PlanCommand::Segments(args) => (segments::run(args), args.json),
     };

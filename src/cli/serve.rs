@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::{Args, CommandFactory};
+use clap::{ArgMatches, Args, CommandFactory};
 
 use super::output::{fail, print};
-use super::{BAD_INPUT, Cli, environment, socket};
+use super::{BAD_INPUT, Cli, arguments, environment, socket};
 use crate::server::{self, Config, ServerError, Settings, SettingsError};
 
 /// Settings come from, in this order: flags, environment, the file of --config, defaults.
@@ -23,11 +23,11 @@ pub(super) struct ServeArgs {
     settings: Settings,
 }
 
-pub(super) fn run(args: ServeArgs, started: Instant) -> ExitCode {
+pub(super) fn run(args: ServeArgs, matches: &ArgMatches, started: Instant) -> ExitCode {
     if let Err(error) = environment::check(&Cli::command(), std::env::vars_os()) {
         return fail("serve", error, BAD_INPUT);
     }
-    let config = match effective(args.settings, args.config) {
+    let config = match effective(args.settings, args.config, matches) {
         Ok(config) => config,
         Err(error) => return fail("serve", error, BAD_INPUT),
     };
@@ -48,12 +48,13 @@ pub(super) fn run(args: ServeArgs, started: Instant) -> ExitCode {
     }
 }
 
-fn effective(flags: Settings, file: Option<PathBuf>) -> Result<Config, SettingsError> {
-    let settings = match file {
-        Some(path) => flags.over(Settings::from_file(&path)?),
+fn effective(flags: Settings, file: Option<PathBuf>, matches: &ArgMatches) -> Result<Config, SettingsError> {
+    let settings = match &file {
+        Some(path) => flags.over(Settings::from_file(path)?),
         None => flags,
     };
     Config::resolve(settings, socket::default_path)
+        .map_err(|error| error.named(|flag| arguments::origin(flag, matches, file.as_deref())))
 }
 
 /// Logs to standard error, in colour on a terminal.

@@ -24,7 +24,11 @@ pub(super) fn default_path() -> PathBuf {
 }
 
 fn fallback_directory() -> PathBuf {
-    env::temp_dir().join(format!("kvasir-{}", geteuid()))
+    // An empty TMPDIR would name the current directory.
+    let named = env::var_os("TMPDIR").filter(|value| !value.is_empty());
+    named
+        .map_or_else(|| PathBuf::from("/tmp"), PathBuf::from)
+        .join(format!("kvasir-{}", geteuid()))
 }
 
 /// Makes the directory of the default path in `/tmp`, if that is where `path` is. Everybody can write to `/tmp`, so

@@ -13,9 +13,11 @@ use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use serde_json::Value;
 
-use super::output::{fail, print};
+use super::failure::Failure;
+use super::output::print;
 use super::socket::default_path;
 use crate::cache::slabs::PIN_WORDS;
+use crate::geometry::Bytes;
 use crate::server::config::MAX_SOCKET_PATH_BYTES;
 use crate::wire::{
     Encoder, FrameReader, Hello, PROTOCOL_VERSION, PeerKind, Reply, Request, WireError, decode_reply,
@@ -73,32 +75,80 @@ pub(super) fn run(args: &StatusArgs) -> ExitCode {
     match ask(&path) {
         Ok(json) if args.json => print(&format!("{json}\n")),
         Ok(json) => print(&table(&json)),
-        Err(error) => fail("status", error, 1),
+        Err(error) => error.failure().report("status", args.json),
+    }
+}
+
+impl StatusError {
+    /// For whoever asked a server for something.
+    pub(super) fn failure(&self) -> Failure {
+        let kind = match self {
+            Self::Connect { .. } | Self::TooLong(_) | Self::IsDirectory(_) => "no_server",
+            Self::NoAnswer => "no_answer",
+            Self::Refused(_) => "refused",
+            _ => "no_status",
+        };
+        let failure = Failure::new(kind, self, 1);
+        match self {
+            Self::Refused(error) => failure
+                .with("code", format!("{:?}", error.code))
+                .with("numbers", error.numbers.clone()),
+            _ => failure,
+        }
     }
 }
 
 /// Asks the server at `path` for its status document.
 pub(super) fn ask(path: &Path) -> Result<Value, StatusError> {
-    let mut stream = connect_to(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut reader = FrameReader::new();
-    let hello = Request::Hello(Hello {
-        protocol_version: PROTOCOL_VERSION,
-        features: 0,
-        kind: PeerKind::Tool,
-        name: format!("kvasir status {}", env!("CARGO_PKG_VERSION")),
-        engine_instance: [0; 16],
-        wants_pool: false,
-    });
-    match call(&mut stream, &mut reader, 1, &hello)? {
-        Reply::Hello(_) => {}
-        other => return Err(unexpected(&other)),
-    }
-    match call(&mut stream, &mut reader, 2, &Request::Status)? {
-        Reply::Status { json } => {
-            serde_json::from_str(&json).map_err(|error| StatusError::Nonsense(error.to_string()))
+    Asking::connect(path, "status")?.status()
+}
+
+/// A connection over which a command asks a server.
+pub(super) struct Asking {
+    stream: UnixStream,
+    reader: FrameReader,
+    /// Of the last request.
+    id: u64,
+}
+
+impl Asking {
+    /// Connects to the server at `path` and greets it as the command of this name.
+    pub(super) fn connect(path: &Path, command: &str) -> Result<Self, StatusError> {
+        let stream = connect_to(path)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut asking = Self {
+            stream,
+            reader: FrameReader::new(),
+            id: 0,
+        };
+        let hello = Request::Hello(Hello {
+            protocol_version: PROTOCOL_VERSION,
+            features: 0,
+            kind: PeerKind::Tool,
+            name: format!("kvasir {command} {}", env!("CARGO_PKG_VERSION")),
+            engine_instance: [0; 16],
+            wants_pool: false,
+        });
+        match asking.call(&hello)? {
+            Reply::Hello(_) => Ok(asking),
+            other => Err(unexpected(&other)),
         }
-        other => Err(unexpected(&other)),
+    }
+
+    /// One request and its reply.
+    pub(super) fn call(&mut self, request: &Request) -> Result<Reply, StatusError> {
+        self.id += 1;
+        call(&mut self.stream, &mut self.reader, self.id, request)
+    }
+
+    /// The status document.
+    pub(super) fn status(&mut self) -> Result<Value, StatusError> {
+        match self.call(&Request::Status)? {
+            Reply::Status { json } => {
+                serde_json::from_str(&json).map_err(|error| StatusError::Nonsense(error.to_string()))
+            }
+            other => Err(unexpected(&other)),
+        }
     }
 }
 
@@ -132,7 +182,7 @@ fn connect_to(path: &Path) -> Result<UnixStream, StatusError> {
     Ok(stream)
 }
 
-fn unexpected(reply: &Reply) -> StatusError {
+pub(super) fn unexpected(reply: &Reply) -> StatusError {
     StatusError::Nonsense(format!("unexpected reply {reply:?}"))
 }
 
@@ -343,16 +393,7 @@ fn show(value: &Value) -> String {
 }
 
 fn size(value: &Value) -> String {
-    const UNITS: [(&str, f64); 3] = [
-        ("GiB", 1024.0 * 1024.0 * 1024.0),
-        ("MiB", 1024.0 * 1024.0),
-        ("KiB", 1024.0),
-    ];
-    let Some(bytes) = value.as_u64() else {
-        return "-".into();
-    };
-    UNITS.iter().find(|(_, unit)| bytes as f64 >= *unit).map_or_else(
-        || format!("{bytes} B"),
-        |(name, unit)| format!("{:.1} {name}", bytes as f64 / unit),
-    )
+    value
+        .as_u64()
+        .map_or_else(|| "-".into(), |bytes| Bytes(bytes).to_string())
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::output::{fail, print};
 use super::{BAD_INPUT, socket};
+use crate::server::ByteSize;
 
 /// Arguments of `kvasir vllm-args`.
 #[derive(Debug, Args)]
@@ -91,11 +92,17 @@ fn check_socket(path: &str) -> Result<(), String> {
 
 /// Where an engine finds a socket, wherever it is started.
 fn absolute(path: &Path) -> Result<String, String> {
+    let text = whole(path)?;
+    check_socket(&text)?;
+    Ok(text)
+}
+
+/// A path that means the same in every directory.
+fn whole(path: &Path) -> Result<String, String> {
     let there = std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let text = there
         .to_str()
         .ok_or_else(|| format!("{} is not UTF-8, which JSON cannot hold", there.display()))?;
-    check_socket(text)?;
     Ok(text.to_owned())
 }
 
@@ -120,6 +127,15 @@ fn read_value(name: &str, text: &str) -> Result<Value, String> {
             return Ok(json!(paths?));
         }
         "weights_id" | "store" => json!(text),
+        "describe_file" => {
+            check_value(name, &json!(text))?;
+            json!(whole(Path::new(text))?)
+        }
+        // Sizes are written as everywhere else and travel as numbers.
+        "credit_bytes" => text
+            .parse::<ByteSize>()
+            .map(|size| json!(size.0))
+            .map_err(|reason| reason.to_string())?,
         _ => serde_json::from_str(text).unwrap_or_else(|_| json!(text)),
     };
     check_value(name, &value).map(|()| value)
@@ -139,7 +155,7 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
             let path = text().ok_or_else(|| "the value has to be text that is not empty".to_owned())?;
             check_socket(path)
         }
-        "weights_id" => expect(text().is_some(), "text that is not empty"),
+        "weights_id" | "describe_file" => expect(text().is_some(), "text that is not empty"),
         "store" => expect(matches!(text(), Some("all" | "prompt")), "all or prompt"),
         "heartbeat_interval" | "deadline" | "lookup_wait" => expect(
             value
@@ -167,6 +183,7 @@ pub(super) const KNOWN: &[&str] = &[
     "checksums",
     "credit_bytes",
     "deadline",
+    "describe_file",
     "heartbeat_interval",
     "lookup_wait",
     "preferred_base",
@@ -247,7 +264,7 @@ mod tests {
         let settings = [
             "weights_id=20241105",
             "deadline=0.5",
-            "credit_bytes=1048576",
+            "credit_bytes=1MiB",
             "checksums=false",
             "kvasir.store=all",
         ];
@@ -290,7 +307,9 @@ mod tests {
             "preferred_base=256.0",
             "preferred_base=-1",
             "checksums=off",
-            "credit_bytes=64M",
+            "credit_bytes=64X",
+            "credit_bytes=0MiB",
+            "describe_file=",
             "credit_bytes=99999999999999999999",
         ] {
             let error = document(&args(&[setting])).unwrap_err();

@@ -10,6 +10,7 @@
 //! plans reserved address space, and [`fingerprint`] names the order of bytes inside a page.
 
 mod bound;
+mod bytes;
 pub mod chunk;
 mod dtype;
 mod error;
@@ -24,6 +25,7 @@ pub mod view;
 pub mod window;
 
 pub use bound::{BoundGeometry, BoundGroup};
+pub use bytes::Bytes;
 pub use chunk::{ChunkError, MAX_CHUNK_TOKENS, Warning};
 pub use dtype::Dtype;
 pub use error::{BindError, GeometryError, GroupFault, GroupProblem};

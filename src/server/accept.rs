@@ -17,7 +17,7 @@ use crate::wire::{ErrorCode, Reply, WireError};
 
 /// Connections beyond the clients that may have a slab, for status and other commands. They are not set aside:
 /// whoever connects first has them, and a peer that never says hello keeps one for as long as it is waited for.
-const SPARE_CONNECTIONS: usize = 64;
+pub(super) const SPARE_CONNECTIONS: usize = 64;
 /// How long to wait when the process or the machine has no descriptors left.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 

@@ -1,6 +1,6 @@
 //! Settings of the server: one struct, defaults in code, and how the sources overlay each other.
 //!
-//! May import `control`, `pool`.
+//! May import `geometry`, `control`, `cache`, `pool`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::size::ByteSize;
 use crate::control::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
+use crate::geometry::Bytes;
 
 /// The most bytes that a socket path can have.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
@@ -20,8 +22,13 @@ const SHOWN_CHARS: usize = 60;
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// Chunk size and policy do not make sense.
-    #[error("--chunk-size: {0}")]
-    ChunkSize(#[from] ConfigError),
+    #[error("{name}: {source}")]
+    ChunkSize {
+        /// The setting.
+        name: String,
+        /// What does not make sense.
+        source: ConfigError,
+    },
     /// The file cannot be read.
     #[error("configuration file {}: {source}", path.display())]
     Read {
@@ -46,7 +53,7 @@ pub enum SettingsError {
     #[error("{name} is {path:?}, which is not UTF-8; choose a path that is")]
     NotUtf8 {
         /// The setting.
-        name: &'static str,
+        name: String,
         /// Its value.
         path: PathBuf,
     },
@@ -54,7 +61,19 @@ pub enum SettingsError {
     #[error("{name} is {value}; it has to be between {min} and {max}")]
     Range {
         /// The setting.
-        name: &'static str,
+        name: String,
+        /// Its value.
+        value: u64,
+        /// The least.
+        min: u64,
+        /// The most.
+        max: u64,
+    },
+    /// A size outside its range.
+    #[error("{name} is {}; it has to be between {} and {}", Bytes(*.value), Bytes(*.min), Bytes(*.max))]
+    Size {
+        /// The setting.
+        name: String,
         /// Its value.
         value: u64,
         /// The least.
@@ -64,63 +83,26 @@ pub enum SettingsError {
     },
 }
 
-/// A size in bytes, written as a number or with `KiB`, `MiB`, `GiB` or `TiB`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ByteSize(pub u64);
-
-const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-
-impl FromStr for ByteSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (digits, shift) = UNITS
-            .iter()
-            .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim_end(), *shift)))
-            .unwrap_or((text, 0));
-        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(format!(
-                "{text:?} is not a size: write a number of bytes, or a number with KiB, MiB, GiB or TiB"
-            ));
+impl SettingsError {
+    /// The same error with the setting named as whoever set it knows it: a flag, a variable or a file's key. `named` is given the flag.
+    #[must_use]
+    pub fn named(mut self, named: impl FnOnce(&str) -> String) -> Self {
+        match &mut self {
+            Self::ChunkSize { name, .. }
+            | Self::NotUtf8 { name, .. }
+            | Self::Range { name, .. }
+            | Self::Size { name, .. } => *name = named(name),
+            Self::Read { .. } | Self::Parse { .. } => {}
         }
-        digits
-            .parse::<u64>()
-            .ok()
-            .and_then(|number| number.checked_mul(1 << shift))
-            .map(Self)
-            .ok_or_else(|| format!("{text:?} is more than 2^64 bytes"))
+        self
     }
 }
 
-impl fmt::Display for ByteSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole = UNITS
-            .iter()
-            .find(|(_, shift)| self.0 != 0 && self.0.is_multiple_of(1 << shift));
-        match whole {
-            Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
-            None => write!(f, "{}", self.0),
-        }
-    }
-}
-
-impl Serialize for ByteSize {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for ByteSize {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a number of bytes or a text like \"4GiB\"")]
-        enum Form {
-            Number(u64),
-            Text(String),
-        }
-        match Form::deserialize(deserializer)? {
-            Form::Number(bytes) => Ok(Self(bytes)),
-            Form::Text(text) => text.parse().map_err(serde::de::Error::custom),
+impl From<ConfigError> for SettingsError {
+    fn from(source: ConfigError) -> Self {
+        Self::ChunkSize {
+            name: "--chunk-size".to_owned(),
+            source,
         }
     }
 }
@@ -243,7 +225,7 @@ pub struct Settings {
     #[arg(long, value_name = "PATH", env = "KVASIR_SOCKET")]
     #[serde(default, deserialize_with = "path_not_empty")]
     pub socket: Option<PathBuf>,
-    /// Bytes of the pool, e.g. 512MiB or 64GiB [default: 4GiB]
+    /// Size of the pool, e.g. 512MiB or 64GiB [default: 4GiB]
     #[arg(long, value_name = "SIZE", env = "KVASIR_POOL_SIZE")]
     pub pool_size: Option<ByteSize>,
     /// Smallest chunk in tokens, or auto to take the first client's preference [default: 256]
@@ -394,12 +376,16 @@ impl Config {
             1,
             crate::cache::SLABS as u64,
         )?;
-        in_range(
-            "--pool-size",
-            config.pool_size.0,
-            crate::pool::FRAME_BYTES,
-            u64::from(u32::MAX) * crate::pool::FRAME_BYTES,
-        )?;
+        let (value, min) = (config.pool_size.0, crate::pool::FRAME_BYTES);
+        let max = u64::from(u32::MAX) * crate::pool::FRAME_BYTES;
+        if !(min..=max).contains(&value) {
+            return Err(SettingsError::Size {
+                name: "--pool-size".to_owned(),
+                value,
+                min,
+                max,
+            });
+        }
         config.check_paths()?;
         Ok(config)
     }
@@ -431,19 +417,19 @@ impl Config {
             .find_map(|(name, path)| path.filter(|p| p.to_str().is_none()).map(|path| (name, path)));
         bad.map_or(Ok(()), |(name, path)| {
             Err(SettingsError::NotUtf8 {
-                name,
+                name: name.to_owned(),
                 path: path.clone(),
             })
         })
     }
 }
 
-fn in_range(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), SettingsError> {
+fn in_range(name: &str, value: u64, min: u64, max: u64) -> Result<(), SettingsError> {
     if (min..=max).contains(&value) {
         return Ok(());
     }
     Err(SettingsError::Range {
-        name,
+        name: name.to_owned(),
         value,
         min,
         max,

@@ -18,6 +18,7 @@ pub mod listen;
 mod liveness;
 mod outbox;
 mod run;
+mod size;
 mod state;
 mod status;
 
@@ -25,6 +26,7 @@ pub use config::{Config, Settings, SettingsError};
 pub use fleet::FleetError;
 pub use listen::ListenError;
 pub use run::run;
+pub use size::ByteSize;
 
 use crate::cache::CoreError;
 use crate::control::{BindError, ControlError};

@@ -6,13 +6,16 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
+use super::accept::SPARE_CONNECTIONS;
 use super::config::{ChunkScope, ChunkSize, ChunkSizePolicy};
 use super::fleet::hex;
 use super::state::Server;
+use crate::cache::slabs::PIN_WORDS;
 use crate::cache::{
-    ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, DomainReuse, PayloadPath, ReuseCounters,
+    ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, PayloadPath,
+    ReuseCounters,
 };
-use crate::control::{Health, Minimum};
+use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::keys::ChunkKey;
 use crate::pool::FRAME_BYTES;
 use crate::shm::fdpass::PeerCred;
@@ -115,7 +118,20 @@ pub(super) fn document(server: &Server, asking: u64) -> Value {
         "tokens": tokens(&status.reported.tokens),
         "models": models(&status),
         "connections": server.connections(),
+        "limits": limits(server),
         "clients": clients(server, &status, asking),
+    })
+}
+
+/// What there is room for, to be held against the figures beside it.
+fn limits(server: &Server) -> Value {
+    let clients = server.config.max_clients as usize;
+    json!({
+        "clients": clients,
+        "connections": clients + SPARE_CONNECTIONS,
+        "domains": MAX_DOMAINS,
+        "binding_domains": MAX_BINDING_DOMAINS,
+        "pin_words": PIN_WORDS,
     })
 }
 

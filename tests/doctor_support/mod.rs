@@ -54,6 +54,18 @@ pub fn doctor(args: &[&str], stdin: &[u8]) -> Output {
     }
 }
 
+/// A server whose whole pool may be used; until then that is a finding.
+pub fn ready(args: &[&str]) -> ServerProcess {
+    let server = ServerProcess::with_args(args);
+    server.wait_prefaulted();
+    server
+}
+
+/// With a small pool.
+pub fn ready_16() -> ServerProcess {
+    ready(&["--pool-size", "16MiB"])
+}
+
 pub fn examine(engine: &Value) -> Output {
     doctor(&["--json", "--engine", "-"], engine.to_string().as_bytes())
 }

@@ -16,6 +16,7 @@ an engine:
     scheduler  the scheduler role
     worker     the worker role
     engine     what is read from the engine's objects
+    describe   an engine's description for `kvasir doctor`
 """
 
 from typing import Any

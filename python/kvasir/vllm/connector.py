@@ -26,7 +26,7 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvasir import Client, KvasirError
-from kvasir.vllm import engine, identity, layout, worker
+from kvasir.vllm import describe, engine, identity, layout, worker
 from kvasir.vllm import geometry as geometries
 from kvasir.vllm.fleet import Fleet
 from kvasir.vllm.meta import RankReport, StepPlan, StepReport
@@ -236,6 +236,17 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 raise ValueError(f"Kvasir at {self._client.socket} refuses this engine's KV cache: {error}") from None
         self._worker.say_path()
         self._rank_report = RankReport(rank, domain)
+        self._describe(domain)
+
+    def _describe(self, domain: dict[str, Any]) -> None:
+        """Writes the engine's description where its settings say."""
+        path = self._settings.describe_file
+        if path is None or self._vllm_config.parallel_config.rank != 0:
+            return
+        try:
+            describe.write(path, describe.document(self._vllm_config, self._kv_cache_config, domain, "a running engine"))
+        except Exception as error:  # it is for people; the engine runs without
+            self._notes.warn("describe", f"kvasir.describe_file {path} was not written: {error}")
 
     def _place(self, kv_caches: dict[str, Any]) -> tuple[layout.Layout, bytes]:
         """Where this worker's pages lie, and the fingerprint that all ranks have in common."""

@@ -82,6 +82,8 @@ class Settings:
     """Pool space that a worker holds ready for its next stores."""
     checksums: bool = True
     """Sum what is stored, and fail loads whose bytes are not those that were stored."""
+    describe_file: str | None = None
+    """Where the first rank writes the engine's description, which `kvasir doctor --engine` reads; None: nowhere."""
     stores: bool = True
     """Its role has it store what it computes."""
     loads: bool = True
@@ -126,4 +128,5 @@ _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "kvasir.preferred_base": ("preferred_base", _count),
     "kvasir.credit_bytes": ("credit_bytes", _count),
     "kvasir.checksums": ("checksums", _flag),
+    "kvasir.describe_file": ("describe_file", _text),
 }

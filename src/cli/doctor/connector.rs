@@ -32,6 +32,8 @@ pub(super) struct Settings {
     /// In the order of the setting; empty where no server is named.
     pub(super) sockets: Vec<PathBuf>,
     pub(super) preferred_base: u64,
+    pub(super) only_loads: bool,
+    pub(super) only_stores: bool,
 }
 
 /// `given` is the socket of the command line or the environment, which the engine uses where its settings name none.
@@ -39,6 +41,8 @@ pub(super) fn check(engine: &Engine<'_>, given: Option<PathBuf>, report: &mut Re
     let fallback = |given: Option<PathBuf>| Settings {
         sockets: given.into_iter().collect(),
         preferred_base: DEFAULT_BASE,
+        only_loads: false,
+        only_stores: false,
     };
     let connector = engine.kv_transfer_config.and_then(|config| {
         let name = config.get("kv_connector").filter(|name| !name.is_null())?;
@@ -79,7 +83,11 @@ pub(super) fn check(engine: &Engine<'_>, given: Option<PathBuf>, report: &mut Re
             );
         }
         check_module(own, report);
-        return check_extra(own, given, report);
+        return Settings {
+            only_loads: role == Some(Role::Consumer),
+            only_stores: role == Some(Role::Producer),
+            ..check_extra(own, given, report)
+        };
     }
     if name != CONNECTOR {
         other_connector(&format!("kv_connector is {}, which is not", shown(name)), report);
@@ -88,7 +96,11 @@ pub(super) fn check(engine: &Engine<'_>, given: Option<PathBuf>, report: &mut Re
     let role = check_transfer_config(config, report);
     check_own_policy(config, role, report);
     check_module(config, report);
-    check_extra(config, given, report)
+    Settings {
+        only_loads: role == Some(Role::Consumer),
+        only_stores: role == Some(Role::Producer),
+        ..check_extra(config, given, report)
+    }
 }
 
 fn other_connector(what: &str, report: &mut Report) {
@@ -106,6 +118,15 @@ fn own_child(config: &Map<String, Value>) -> Option<&Map<String, Value>> {
         .iter()
         .filter_map(Value::as_object)
         .find(|child| child.get("kv_connector").is_some_and(|name| name == CONNECTOR))
+}
+
+/// The settings that Kvasir reads, wherever it stands in the configuration.
+pub(super) fn own_extra(config: &Map<String, Value>) -> Option<&Map<String, Value>> {
+    let own = match config.get("kv_connector")?.as_str()? {
+        "MultiConnector" => own_child(config)?,
+        _ => config,
+    };
+    own.get("kv_connector_extra_config")?.as_object()
 }
 
 /// What `kv_role` leaves Kvasir to do.
@@ -157,20 +178,25 @@ fn check_own_policy(config: &Map<String, Value>, role: Option<Role>, report: &mu
     match role {
         Some(Role::Producer) => report.note(
             "kv_role",
-            "kv_role is \"kv_producer\": Kvasir stores and loads nothing; \"kv_both\" does both",
+            "kv_role is \"kv_producer\": this engine only stores and never hits; \"kv_both\" does both",
         ),
         Some(Role::Consumer) => {
             report.note(
                 "kv_role",
-                "kv_role is \"kv_consumer\": Kvasir loads and stores nothing; \"kv_both\" does both",
+                "kv_role is \"kv_consumer\": this engine stores nothing and hits only what others (\"kv_both\" or \
+                 \"kv_producer\") store in the same server; \"kv_both\" does both",
             );
             check_policy(
                 config,
-                "Kvasir loads nothing, and as a consumer stores nothing either",
+                "a load that fails would fail its request, so Kvasir loads nothing, and as a consumer stores nothing either",
                 report,
             );
         }
-        Some(Role::Both) | None => check_policy(config, "Kvasir stores and loads nothing", report),
+        Some(Role::Both) | None => check_policy(
+            config,
+            "a load that fails would fail its request, so Kvasir stores but never loads and no request hits",
+            report,
+        ),
     }
 }
 
@@ -280,6 +306,8 @@ fn check_extra(config: &Map<String, Value>, given: Option<PathBuf>, report: &mut
             .and_then(Value::as_u64)
             .filter(|&base| base > 0)
             .unwrap_or(DEFAULT_BASE),
+        only_loads: false,
+        only_stores: false,
     }
 }
 

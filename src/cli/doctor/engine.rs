@@ -7,7 +7,7 @@ use crate::cli::plan::{PlanError, groups};
 use crate::geometry::GeometryInput;
 
 /// What a description may hold; docs/operations.md says what it means.
-pub(super) const DESCRIPTION: Shape = Shape {
+pub(in crate::cli) const DESCRIPTION: Shape = Shape {
     fields: &[
         "kv_transfer_config",
         "architectures",
@@ -21,6 +21,10 @@ pub(super) const DESCRIPTION: Shape = Shape {
         "max_model_len",
         "prefill_context_parallel_size",
         "dcp",
+        "vllm",
+        "model",
+        "attention_backend",
+        "identity",
     ],
     lists: &[("groups", &groups::GROUP)],
 };
@@ -49,6 +53,11 @@ pub(super) struct Engine<'a> {
     pub(super) max_model_len: Option<u64>,
     pub(super) prefill_context_parallel_size: Option<u64>,
     pub(super) groups: Option<GeometryInput>,
+    /// Its version.
+    pub(super) vllm: Option<&'a str>,
+    pub(super) attention_backend: Option<&'a str>,
+    /// What engines have to have in common to share, as the connector makes it.
+    pub(super) identity: Option<&'a Map<String, Value>>,
 }
 
 impl<'a> Engine<'a> {
@@ -72,6 +81,9 @@ impl<'a> Engine<'a> {
                 positive(fields, "prefill_context_parallel_size"),
             ),
             groups: None,
+            vllm: keep(&mut reasons, fields.text("vllm")),
+            attention_backend: keep(&mut reasons, fields.text("attention_backend")),
+            identity: keep(&mut reasons, object(fields, "identity")),
         };
         let groups = fields
             .get("groups")

@@ -3,15 +3,21 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Report, clients};
+use super::{Report, state};
 use crate::cli::status::{self, StatusError};
 use crate::geometry::chunk::resolve_chunk;
-use crate::geometry::{BoundGeometry, ObjectGroup, ObjectKind, ResolvedGeometry, Warning};
+use crate::geometry::{BoundGeometry, Bytes, ObjectGroup, ObjectKind, ResolvedGeometry, Warning};
 use crate::pool::FRAME_BYTES;
+use crate::server::ByteSize;
 use crate::wire::ErrorCode;
+
+/// How long a server that makes its pool present is given.
+const SETTLING_ROUNDS: u32 = 5;
+const SETTLING_PAUSE: Duration = Duration::from_millis(100);
 
 /// What an engine wants of its servers.
 pub(super) struct Fit<'a> {
@@ -23,8 +29,9 @@ pub(super) struct Fit<'a> {
 pub(super) fn check(sockets: &[PathBuf], fit: Option<&Fit<'_>>, report: &mut Report) {
     let mut sizes: Vec<(&Path, u64)> = Vec::new();
     for socket in sockets {
-        match status::ask(socket) {
+        match ask_settled(socket) {
             Ok(status) => {
+                state::check(socket, &status, report);
                 let server = Server {
                     socket,
                     status: &status,
@@ -32,7 +39,6 @@ pub(super) fn check(sockets: &[PathBuf], fit: Option<&Fit<'_>>, report: &mut Rep
                 if let Some(size) = server.check(fit, report) {
                     sizes.push((socket, size));
                 }
-                clients::check(socket, &status, report);
             }
             Err(error) => no_status(socket, &error, report),
         }
@@ -53,6 +59,21 @@ pub(super) fn check(sockets: &[PathBuf], fit: Option<&Fit<'_>>, report: &mut Rep
     }
 }
 
+/// The status of a server that has made its pool present, or takes its time over that. One that has just started is done
+/// in a moment, and is no finding.
+fn ask_settled(socket: &Path) -> Result<Value, StatusError> {
+    let mut status = status::ask(socket)?;
+    for _ in 0..SETTLING_ROUNDS {
+        let pool = &status["pool"];
+        if pool["prefaulted"].as_u64() >= pool["total"].as_u64() {
+            break;
+        }
+        std::thread::sleep(SETTLING_PAUSE);
+        status = status::ask(socket)?;
+    }
+    Ok(status)
+}
+
 fn no_status(socket: &Path, error: &StatusError, report: &mut Report) {
     let at = socket.display();
     let unused = "the engine starts without it and caches nothing until it answers";
@@ -65,6 +86,9 @@ fn no_status(socket: &Path, error: &StatusError, report: &mut Report) {
         }
         StatusError::Refused(refusal) => match refusal.code {
             ErrorCode::PermissionDenied => report.refused("other_user", format_args!("{at}: {refusal}")),
+            ErrorCode::LimitExceeded => {
+                report.silent("server_full", format_args!("{at}: {refusal}; {unused}"))
+            }
             ErrorCode::Draining => report.silent("server_draining", format_args!("{at}: {refusal}")),
             _ => report.refused("server_refuses", format_args!("{at}: {refusal}")),
         },
@@ -207,12 +231,11 @@ impl Server<'_> {
             report.refused(
                 "object_too_large",
                 format_args!(
-                    "{at}: a chunk of {chunk} tokens of {} {} takes {} bytes and the pool has {}; enlarge \
-                     --pool-size",
+                    "{at}: a chunk of {chunk} tokens of {} {} takes {} and the pool has {}; enlarge --pool-size",
                     if groups.len() == 1 { "group" } else { "groups" },
                     groups.join(", "),
-                    frames(object).saturating_mul(FRAME_BYTES),
-                    pool_frames.saturating_mul(FRAME_BYTES)
+                    Bytes(frames(object).saturating_mul(FRAME_BYTES)),
+                    Bytes(pool_frames.saturating_mul(FRAME_BYTES))
                 ),
             );
         }
@@ -232,11 +255,12 @@ impl Server<'_> {
             report.slow(
                 "small_pool",
                 format_args!(
-                    "{at}: a prompt of max_model_len {tokens} takes at least {needed} bytes, and hits may hold a quarter \
-                     of the pool of {}: none is longer than {} tokens; a --pool-size of {} or more holds the longest",
-                    pool_frames.saturating_mul(FRAME_BYTES),
+                    "{at}: a prompt of max_model_len {tokens} takes at least {}, and hits may hold a quarter of the pool \
+                     of {}: none is longer than {} tokens; a --pool-size of {} or more holds the longest",
+                    Bytes(needed),
+                    Bytes(pool_frames.saturating_mul(FRAME_BYTES)),
                     chunks.saturating_mul(chunk),
-                    needed.saturating_mul(4)
+                    ByteSize(needed.saturating_mul(4))
                 ),
             );
         }

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use super::input::{self, Fields, Shape, shown};
 use super::{Answer, PlanError, chunk, number, read_input, table};
+use crate::cli::doctor;
 use crate::geometry::{
-    self, BindError, BoundGeometry, GeometryError, GeometryInput, GroupKind, KvGroup, LayerSpec, Ratio,
-    ResolvedGeometry,
+    self, BindError, BoundGeometry, Bytes, GeometryError, GeometryInput, GroupKind, KvGroup, LayerSpec,
+    Ratio, ResolvedGeometry,
 };
 
 /// What a description may hold; docs/geometry.md says what it means.
@@ -17,6 +18,8 @@ const DESCRIPTION: Shape = Shape {
     fields: &["dcp"],
     lists: &[("groups", &GROUP)],
 };
+/// Of a whole engine's description, as `kvasir doctor` reads it too, only the groups count here.
+const MARK_OF_AN_ENGINE: &str = "kv_transfer_config";
 pub(in crate::cli) const GROUP: Shape = Shape {
     fields: &[
         "kind",
@@ -47,7 +50,7 @@ const LAYER: Shape = Shape {
 /// Arguments of `kvasir plan groups`.
 #[derive(Debug, Args)]
 pub struct GroupsArgs {
-    /// JSON description of the model's KV cache groups, or - for standard input
+    /// JSON description of the model's KV cache groups, or - for standard input; `kvasir plan from-vllm` writes it
     #[arg(value_name = "FILE|-")]
     file: PathBuf,
     /// Least chunk size in tokens
@@ -80,7 +83,11 @@ pub(super) fn run(args: &GroupsArgs) -> Result<Answer, PlanError> {
 /// parallel size than the description's.
 pub fn answer(bytes: &[u8], minimum: u64, dcp: Option<u64>) -> Result<Answer, PlanError> {
     let value = input::parse(bytes)?;
-    let unknown = input::unknown_fields(&value, &DESCRIPTION);
+    let shape = match value.get(MARK_OF_AN_ENGINE) {
+        Some(_) => &doctor::ENGINE,
+        None => &DESCRIPTION,
+    };
+    let unknown = input::unknown_fields(&value, shape);
     let resolve = |value| {
         let input = read(value, dcp)?;
         geometry::resolve_described(&input).map_err(|error| refusal(error, minimum))
@@ -333,10 +340,10 @@ fn to_text(resolved: &ResolvedGeometry, bound: &BoundGeometry, minimum: u64) -> 
                 } else {
                     "scratch".to_owned()
                 },
-                group.bytes_per_block.to_string(),
+                Bytes(group.bytes_per_block).to_string(),
                 group.window.map_or_else(dash, |window| window.to_string()),
                 if group.cacheable {
-                    sizes.object_bytes.to_string()
+                    Bytes(sizes.object_bytes).to_string()
                 } else {
                     dash()
                 },
@@ -347,9 +354,9 @@ fn to_text(resolved: &ResolvedGeometry, bound: &BoundGeometry, minimum: u64) -> 
         "kind",
         "layers",
         "tokens/block",
-        "bytes/block",
+        "size/block",
         "window",
-        "bytes/chunk",
+        "size/chunk",
     ];
     let mut text = table::render(&headings, 2, &rows.collect::<Vec<_>>());
     text.push('\n');

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::input::{self, Fields, Shape};
 use super::{Answer, PlanError, number, read_input, table};
+use crate::geometry::Bytes;
 use crate::geometry::segments::{
     Commit, HeadSlices, Layout, Placement, Segment, SegmentError, SegmentInput, SegmentPlan, TensorPlacement,
 };
@@ -166,14 +167,14 @@ fn to_text(plan: &SegmentPlan, commits: &[Commit]) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
-        "{} with room for {} blocks: {count} segment{}, {} bytes of address space, {} padded to granules of \
+        "{} with room for {} blocks: {count} segment{}, {} of address space, {} padded to granules of \
          {}",
         plan.layout(),
         plan.blocks(),
         if count == 1 { "" } else { "s" },
-        plain.total_bytes,
-        padded.total_bytes,
-        plan.granule(),
+        Bytes(plain.total_bytes),
+        Bytes(padded.total_bytes),
+        Bytes(plan.granule()),
     );
     let _ = writeln!(
         text,
@@ -206,15 +207,15 @@ fn to_text(plan: &SegmentPlan, commits: &[Commit]) -> String {
     let rows = commits.iter().map(|commit| {
         vec![
             commit.blocks.to_string(),
-            commit.nominal_bytes.to_string(),
-            commit.padded_physical_bytes.to_string(),
+            Bytes(commit.nominal_bytes).to_string(),
+            Bytes(commit.padded_physical_bytes).to_string(),
             yes(commit.every_segment_one_chunk),
             yes(commit.padded_every_segment_one_chunk),
         ]
     });
     let headings = [
         "commit",
-        "bytes",
+        "size",
         "padded physical",
         "one chunk each",
         "padded one chunk each",
