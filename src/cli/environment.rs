@@ -10,10 +10,12 @@ use clap::Command;
 /// What every variable of this project begins with.
 const PREFIX: &str = "KVASIR_";
 
-/// Variables that no option reads but the project's tests and tools do. A server that they start inherits them.
-const TOOLS: [&str; 6] = [
+/// Variables that no option reads but the connector or the project's tests and tools do. A server that they start
+/// inherits them.
+const TOOLS: [&str; 7] = [
     "KVASIR_BINARY",
     "KVASIR_BLESS",
+    "KVASIR_CACHE_DIR",
     "KVASIR_MODEL_CACHE",
     "KVASIR_TEST_ARGUMENT",
     "KVASIR_TEST_ROLE",

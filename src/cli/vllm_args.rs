@@ -126,6 +126,7 @@ fn read_value(name: &str, text: &str) -> Result<Value, String> {
                 .collect();
             return Ok(json!(paths?));
         }
+<<<<<<< HEAD
         "weights_id" | "store" => json!(text),
         "describe_file" => {
             check_value(name, &json!(text))?;
@@ -136,6 +137,9 @@ fn read_value(name: &str, text: &str) -> Result<Value, String> {
             .parse::<ByteSize>()
             .map(|size| json!(size.0))
             .map_err(|reason| reason.to_string())?,
+=======
+        "cache_dir" | "weights_id" | "store" => json!(text),
+>>>>>>> h/ident
         _ => serde_json::from_str(text).unwrap_or_else(|_| json!(text)),
     };
     check_value(name, &value).map(|()| value)
@@ -155,7 +159,11 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
             let path = text().ok_or_else(|| "the value has to be text that is not empty".to_owned())?;
             check_socket(path)
         }
+<<<<<<< HEAD
         "weights_id" | "describe_file" => expect(text().is_some(), "text that is not empty"),
+=======
+        "cache_dir" | "weights_id" => expect(text().is_some(), "text that is not empty"),
+>>>>>>> h/ident
         "store" => expect(matches!(text(), Some("all" | "prompt")), "all or prompt"),
         "heartbeat_interval" | "deadline" | "lookup_wait" => expect(
             value
@@ -164,6 +172,10 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
             "a number of seconds above 0, up to a day",
         ),
         "checksums" => expect(value.is_boolean(), "true or false"),
+        "hash_threads" => expect(
+            value.as_u64().is_some_and(|count| (1..=THREADS_MAX).contains(&count)),
+            "an integer above 0, up to 256",
+        ),
         "preferred_base" | "credit_bytes" => expect(
             value
                 .as_u64()
@@ -177,13 +189,19 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
 /// What the connector takes at most.
 const SECONDS_MAX: f64 = 86_400.0;
 const COUNT_MAX: u64 = 1 << 62;
+const THREADS_MAX: u64 = 256;
 
 /// The connector's settings, without their prefix.
 pub(super) const KNOWN: &[&str] = &[
+    "cache_dir",
     "checksums",
     "credit_bytes",
     "deadline",
+<<<<<<< HEAD
     "describe_file",
+=======
+    "hash_threads",
+>>>>>>> h/ident
     "heartbeat_interval",
     "lookup_wait",
     "preferred_base",

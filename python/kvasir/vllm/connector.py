@@ -26,7 +26,7 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvasir import Client, KvasirError
-from kvasir.vllm import describe, engine, identity, layout, worker
+from kvasir.vllm import describe, engine, identity, layout, weights, worker
 from kvasir.vllm import geometry as geometries
 from kvasir.vllm.fleet import Fleet
 from kvasir.vllm.meta import RankReport, StepPlan, StepReport
@@ -134,10 +134,14 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 self._notes,
                 vllm_config.max_concurrent_batches,
                 ranks,
+                weights.EngineWeights(vllm_config, self._settings, self._notes),
+                getattr(vllm_config, "lora_config", None),
+                identity.counts_media(vllm_config),
             )
         else:
+            adapters = engine.loaded_adapters(vllm_config, self._notes)
             self._worker = worker.WorkerRole(
-                self._geometry, clients[0], rank, self._notes, vllm_config.max_concurrent_batches
+                self._geometry, clients[0], rank, self._notes, vllm_config.max_concurrent_batches, adapters
             )
 
     # Start-up
@@ -174,11 +178,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _binding_domain(self) -> bytes | None:
         try:
-            weights = identity.weights_id(self._vllm_config, self._settings.weights_id)
+            outline = identity.weights_outline(self._vllm_config, self._settings.weights_id)
         except OSError:
             # Registration will say so. A server with one size for all models does not ask.
             return None
-        return identity.binding_domain(self._vllm_config, weights, (span for _, span in self._geometry.spans))
+        return identity.binding_domain(self._vllm_config, outline, (span for _, span in self._geometry.spans))
 
     def _serves_loads(self) -> bool:
         """Whether lookups may answer anything but 0; why not, if not, is said once."""
@@ -220,7 +224,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             domain = {
                 "model": identity.model_name(self._vllm_config.model_config),
-                "weights_id": identity.weights_id(self._vllm_config, self._settings.weights_id),
+                # Without it the scheduler role says it once it knows.
+                "weights_id": weights.known_at_once(self._vllm_config, self._settings) or b"",
                 "kv_dtype": identity.kv_dtype(self._vllm_config),
                 "fingerprint": fingerprint,
                 "parallel_shape": identity.parallel_shape(parallel, self._sockets, self._shards),

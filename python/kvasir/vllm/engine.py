@@ -10,7 +10,26 @@ from vllm import __version__ as vllm_version
 from vllm.distributed.parallel_state import get_pp_group
 
 from kvasir.vllm.layout import Stage
+from kvasir.vllm.loaded import METHOD, LoadedAdapters
+from kvasir.vllm.notes import Notes
 from kvasir.vllm.scheduler import Scheduled
+
+
+def loaded_adapters(vllm_config: Any, notes: Notes) -> LoadedAdapters | None:
+    """What sees from which files this worker's adapters are loaded, if the engine serves any."""
+    if getattr(vllm_config, "lora_config", None) is None:
+        return None
+    try:
+        from vllm.lora.worker_manager import WorkerLoRAManager
+
+        adapters = LoadedAdapters(notes)
+        adapters.watch(WorkerLoRAManager)
+        return adapters
+    except (ImportError, AttributeError):
+        notes.warn(
+            "adapters", f"not caching requests with adapters: this vLLM ({vllm_version}) has no WorkerLoRAManager.{METHOD}"
+        )
+        return None
 
 
 def exchange(own: Stage | None) -> list[Stage | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import hashlib
 import json
 import os
@@ -9,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvasir import weights_identity
+from kvasir import weights_identity, weights_shape
 
 
 def engine_instance(vllm_config: Any) -> bytes:
@@ -42,9 +44,38 @@ def _overrides(model_config: Any) -> str:
         overrides = json.dumps(overrides, sort_keys=True, default=str)
     if overrides:
         parts.append(f"overrides={overrides}")
+    parts += _other_flags(model_config)
     parts += _foreign_config(model_config)
     parts += _rope(model_config)
     return ";".join(parts)
+
+
+# Flags that change what is computed from the same files.
+_MODEL_FLAGS = (
+    "quantization_config", "disable_sliding_window", "config_format", "model_class_overrides", "model_impl",
+    "code_revision",
+)  # fmt: skip
+_MEDIA_FLAGS = (
+    "mm_processor_kwargs", "media_io_kwargs", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path", "video_pruning_rate",
+    "video_pruning_method",
+)  # fmt: skip
+# What they are where nobody has set them.
+_UNSET: tuple[Any, ...] = (None, False, 0, "", "auto", "evs", {}, [])
+
+
+def _other_flags(model_config: Any) -> list[str]:
+    media = getattr(model_config, "multimodal_config", None)
+    given = [(name, getattr(model_config, name, None)) for name in _MODEL_FLAGS]
+    given += [(name, getattr(media, name, None)) for name in _MEDIA_FLAGS]
+    return [
+        f"{name}={json.dumps(_plain(value), sort_keys=True, default=str)}" for name, value in given if value not in _UNSET
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 def _foreign_config(model_config: Any) -> list[str]:
@@ -98,19 +129,44 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return config.to_dict() if hasattr(config, "to_dict") else dict(getattr(config, "__dict__", {}))
 
 
-def weights_id(vllm_config: Any, chosen: str | None) -> bytes:
-    """What tells one set of weights from another: the operator's word, the hub's commit, or the files themselves.
+@dataclasses.dataclass(frozen=True)
+class LocalWeights:
+    """Weights that have to be read to know what they are."""
 
-    Raises OSError if it comes to the files and they cannot be read.
+    path: str
+    overrides: str
+    """What flags make of them."""
+
+
+def weights_parts(vllm_config: Any, chosen: str | None) -> list[bytes | LocalWeights]:
+    """What tells one set of weights from another: the operator's word, the hub's commit, or the files themselves; of a
+    model with a draft model, which has KV of its own, for both.
+
+    Raises OSError where nothing tells it.
     """
     if chosen is not None:
-        return chosen.encode()
-    model_config = vllm_config.model_config
-    if str(getattr(vllm_config.load_config, "load_format", "auto")).endswith("dummy"):
+        return [chosen.encode()]
+    model_config, load_config = vllm_config.model_config, vllm_config.load_config
+    parts = [_part(vllm_config, model_config, load_config)]
+    speculative = getattr(vllm_config, "speculative_config", None)
+    draft = getattr(speculative, "draft_model_config", None)
+    if draft is not None:
+        own = _part(vllm_config, draft, getattr(speculative, "draft_load_config", None) or load_config)
+        # Of layers that predict several tokens, the draft is a part of the model.
+        parts += [own] if own != parts[0] else []
+    return parts
+
+
+def _part(vllm_config: Any, model_config: Any, load_config: Any) -> bytes | LocalWeights:
+    if str(getattr(load_config, "load_format", "auto")).endswith("dummy"):
         # Made up by the engine; nobody else has them.
         return b"dummy:" + engine_instance(vllm_config)
-    if os.path.isdir(model_config.model):
-        return weights_identity(model_config.model, _overrides(model_config))
+    loaded = _loaded(load_config)
+    elsewhere = getattr(model_config, "model_weights", "")
+    if elsewhere and elsewhere != model_config.model:
+        raise FileNotFoundError(f"the weights are at {elsewhere}, where they cannot be read: set \"kvasir.weights_id\"")
+    if os.path.exists(model_config.model):
+        return LocalWeights(model_config.model, ";".join([_overrides(model_config), *loaded]))
     if _has_foreign_config(model_config):
         # The commit in the configuration is that of another repository.
         revision = getattr(model_config, "revision", None) or ""
@@ -118,10 +174,88 @@ def weights_id(vllm_config: Any, chosen: str | None) -> bytes:
     else:
         commit = getattr(model_config.hf_config, "_commit_hash", None)
     if commit:
-        return f"{model_config.model}@{commit}".encode()
+        return ";".join([f"{model_config.model}@{commit}", *loaded]).encode()
     raise FileNotFoundError(
         f"{model_config.model} is neither a directory nor a hub model of a known commit: set \"kvasir.weights_id\""
     )
+
+
+# Ways to load that read the model's own files.
+_FROM_FILES = frozenset((
+    "auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "pt", "npcache", "mistral", "gguf", "bitsandbytes",
+    "sharded_state", "runai_streamer", "runai_streamer_sharded",
+))  # fmt: skip
+
+# Settings of loaders that say how fast and not what.
+_WITHOUT_INFLUENCE = frozenset((
+    "enable_multithread_load", "num_threads", "enable_weights_track", "concurrency", "memory_limit", "distributed",
+))  # fmt: skip
+
+
+def _loaded(load_config: Any) -> list[str]:
+    """Which of a model's files the engine loads and what it makes of them, where that is not the usual."""
+    load_format = str(getattr(load_config, "load_format", "auto"))
+    if load_format not in _FROM_FILES:
+        raise FileNotFoundError(
+            f"the load format {load_format!r} need not read the model's files: set \"kvasir.weights_id\""
+        )
+    extra = getattr(load_config, "model_loader_extra_config", None) or {}
+    if not isinstance(extra, Mapping):
+        raise FileNotFoundError("the loader's extra configuration is not plain: set \"kvasir.weights_id\"")
+    extra = {key: value for key, value in extra.items() if key not in _WITHOUT_INFLUENCE}
+    found = [] if load_format == "auto" else [f"load_format={load_format}"]
+    return found + ([f"loader={json.dumps(extra, sort_keys=True, default=str)}"] if extra else [])
+
+
+def combined(parts: Sequence[bytes]) -> bytes:
+    """One identity for several sets of weights."""
+    if len(parts) == 1:
+        return parts[0]
+    digest = hashlib.sha256(b"kvasir.weights.parts.1")
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+def weights_id(vllm_config: Any, chosen: str | None) -> bytes:
+    """The identity of the engine's weights, read here and now if it comes to that: what `weights.EngineWeights` finds in
+    the background.
+
+    Raises OSError if there is none, or the files cannot be read.
+    """
+    parts = weights_parts(vllm_config, chosen)
+    return combined([part if isinstance(part, bytes) else weights_identity(part.path, part.overrides) for part in parts])
+
+
+def weights_outline(vllm_config: Any, chosen: str | None) -> bytes:
+    """The same for equal weights, and known at once: of local files their names and sizes. Enough to agree on a chunk
+    size, for which it need not tell any two sets apart.
+
+    Raises OSError as `weights_id` does.
+    """
+    parts = weights_parts(vllm_config, chosen)
+    return combined([part if isinstance(part, bytes) else weights_shape(part.path, part.overrides) for part in parts])
+
+
+def counts_media(vllm_config: Any) -> bool:
+    """Whether the engine names images and other media by counting them. It does when it caches none itself, and another
+    engine counts from one too."""
+    multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
+    return (
+        multimodal is not None
+        and getattr(multimodal, "mm_processor_cache_gb", None) == 0
+        and not getattr(vllm_config.cache_config, "enable_prefix_caching", True)
+    )
+
+
+def adapter_overrides(lora_config: Any, lora_request: Any) -> str:
+    """What flags make of an adapter's files."""
+    modules = getattr(lora_config, "target_modules", None)
+    return ";".join([
+        f"dtype={str(getattr(lora_config, 'lora_dtype', 'auto')).removeprefix('torch.')}",
+        f"modules={','.join(sorted(modules)) if modules else 'all'}",
+        f"3d={bool(getattr(lora_request, 'is_3d_lora_weight', False))}",
+    ])
 
 
 def binding_domain(vllm_config: Any, weights: bytes, spans: Iterable[int]) -> bytes:

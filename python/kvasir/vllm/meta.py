@@ -10,6 +10,17 @@ from typing import NamedTuple
 KEY_BYTES = 32
 
 
+class Adapter(NamedTuple):
+    """The adapter that keys of a request name, as the scheduler role knows it."""
+
+    number: int
+    """The engine's own for it."""
+    path: str
+    identity: bytes
+    stamp: bytes
+    """Its files when they were read. What a worker has loaded from other files is another adapter."""
+
+
 class LoadRun(NamedTuple):
     """Objects of one object group in consecutive chunks, to be loaded: the `LoadRun` of `_native.pyi`.
 
@@ -79,6 +90,8 @@ class Load:
     """Broken because its request has ended, which is no failure to count."""
     blocks: list[int] = dataclasses.field(default_factory=list)
     """Blocks that the engine believes will be filled; only where no run names them and failures are reported by block."""
+    adapter: Adapter | None = None
+    """What the engine has to have loaded for these blocks to be any good."""
 
     def of(self, server: int) -> list[LoadRun]:
         """The runs for ranks of a server."""
@@ -96,6 +109,8 @@ class Stores:
     """Tails that these runs make needless: (key, object group)."""
     may_exist: list[int] = dataclasses.field(default_factory=list)
     """Places of the runs whose objects the server may have already. Workers ask before they copy them."""
+    adapters: dict[str, Adapter] = dataclasses.field(default_factory=dict)
+    """Of the owners that have one: with what their blocks have been computed, if the engine has that loaded."""
 
     def only(self, groups: Container[int]) -> Stores:
         """What of this belongs to these object groups."""
@@ -106,7 +121,18 @@ class Stores:
             owners=[self.owners[at] for at in kept],
             supersedes=[one for one in self.supersedes if one[1] in groups],
             may_exist=[places[at] for at in self.may_exist if at in places],
+            adapters=self.adapters,
         )
+
+    def apart(self, owners: Container[str]) -> tuple[Stores, Stores]:
+        """What belongs to none of these owners, and what does. Neither supersedes anything."""
+        parts = Stores(adapters=self.adapters), Stores(adapters=self.adapters)
+        asked = set(self.may_exist)
+        for at, (owner, run) in enumerate(zip(self.owners, self.runs)):
+            part = parts[owner in owners]
+            part.add(run, at in asked)
+            part.owners.append(owner)
+        return parts
 
     def add(self, run: StoreRun, may_exist: bool = False) -> None:
         """Adds a run, whose owner is added apart."""
@@ -124,6 +150,8 @@ class StepPlan:
     stores: Stores | None = None
     epoch: bytes = b""
     """The weight epoch that the keys of this plan belong to; empty before the first reset."""
+    weights: bytes = b""
+    """The identity of the weights, where workers did not know it when they registered."""
 
 
 @dataclasses.dataclass
@@ -137,13 +165,27 @@ class RankReport:
     """Why it cannot."""
 
 
+class Loaded(NamedTuple):
+    """From where a worker has loaded an adapter."""
+
+    path: str
+    stamp: bytes
+    """The files as they were then; empty where they changed meanwhile, so that nobody knows what it holds."""
+
+
 @dataclasses.dataclass
 class StepReport:
     """What a worker tells the scheduler role after a step."""
 
     orphaned: set[str] = dataclasses.field(default_factory=set)
     """Requests with a chunk whose parent is not live: their chains have to be stored again from the first gap."""
+    adapters: dict[int, Loaded] = dataclasses.field(default_factory=dict)
+    """Adapters that were loaded, or loaded again from other files, by the engine's numbers."""
 
     def merge(self, other: StepReport) -> None:
         """Adds another worker's report."""
         self.orphaned |= other.orphaned
+        for number, loaded in other.adapters.items():
+            own = self.adapters.setdefault(number, loaded)
+            if own != loaded:
+                self.adapters[number] = Loaded(own.path, b"")

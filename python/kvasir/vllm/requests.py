@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvasir import KeyChain
+from kvasir.vllm.adapters import Entry
 from kvasir.vllm.fleet import Answer, Pins
+from kvasir.vllm.meta import Adapter
 
 
 # Until a lookup has been answered any object may be there.
@@ -40,7 +42,8 @@ class RequestState:
     """One request, from its arrival to its end. Keys are computed once; answers of the server are never kept."""
 
     __slots__ = (
-        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "loaded", "local", "next_chunk",
+        "adapter", "adapter_changes", "adapter_entry", "adapter_local", "bypass", "chain", "covered",
+        "failed", "grown", "hashed", "held_pin", "loaded", "local", "next_chunk",
         "no_load", "no_store", "offer", "pending", "prompt_tail_done", "reach", "recheck", "request", "resets",
         "served", "session", "tail_end", "unit",
     )  # fmt: skip
@@ -50,6 +53,14 @@ class RequestState:
         self.request = request
         self.session = session
         self.bypass = _bypasses(request)
+        self.adapter_entry: Entry | None = None
+        """Of a request with an adapter."""
+        self.adapter: Adapter | None = None
+        """What its keys say that it is."""
+        self.adapter_changes = 0
+        """How often the adapter had changed when the request was looked at before it was computed."""
+        self.adapter_local = 0
+        """Tokens that the engine itself had of it then."""
         self.no_load = params.get("no_load") is True
         self.no_store = params.get("no_store") is True
         self.failed = False
@@ -82,6 +93,12 @@ class RequestState:
         """The server lost part of the chain: ask again what it has before storing."""
         self.resets = 0
 
+    def takes(self, adapter: Adapter) -> None:
+        """The keys are made for this adapter from here on."""
+        if self.adapter is not None:
+            self.store_again()
+        self.adapter, self.chain, self.hashed = adapter, None, 0
+
     def compute_anew(self) -> None:
         """It waits, after a preemption again: it holds no blocks, and what it stored before may be gone since."""
         self.loaded = (0, 0)
@@ -111,7 +128,7 @@ class RequestState:
     def chain_to(self, tokens: int, seed: bytes, chunk_size: int) -> KeyChain:
         """The request's key chain, hashed up to at least `tokens` known tokens."""
         if self.chain is None:
-            self.chain = KeyChain(seed, chunk_size, *_extras(self.request))
+            self.chain = KeyChain(seed, chunk_size, *_extras(self.request, self.adapter))
         if self.hashed < tokens:
             # All known ones at once: the prompt in one piece, generated tokens a unit at a time.
             prompt, end = self.request.num_prompt_tokens, min(tokens, self.known_tokens)
@@ -151,13 +168,12 @@ def _bypasses(request: Any) -> bool:
     return bool(getattr(request, "resumable", False))
 
 
-def _extras(request: Any) -> tuple[list[tuple[bytes, int, int]], bytes | None, bytes | None]:
+def _extras(
+    request: Any, adapter: Adapter | None
+) -> tuple[list[tuple[bytes, int, int]], bytes | None, bytes | None]:
     items = []
     for feature in getattr(request, "mm_features", None) or ():
         position = feature.mm_position
         items.append((str(feature.identifier).encode(), int(position.offset), int(position.length)))
-    lora = getattr(request, "lora_request", None)
-    # The engine's integer ids of adapters are handed out per process; name and path are stable.
-    identity = f"{lora.lora_name}\0{lora.lora_path}".encode() if lora is not None else None
     salt = getattr(request, "cache_salt", None)
-    return items, identity, salt.encode() if salt else None
+    return items, adapter.identity if adapter is not None else None, salt.encode() if salt else None

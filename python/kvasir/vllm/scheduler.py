@@ -16,6 +16,7 @@ from typing import Any
 
 from kvasir import Client, domain_seed
 from kvasir.vllm import identity, loads
+from kvasir.vllm.adapters import Adapters
 from kvasir.vllm.fleet import Answer, Fleet, Pins, reach, runs_by_server
 from kvasir.vllm.geometry import Geometry, GeometryRefused
 from kvasir.vllm.lookups import Lookups
@@ -26,6 +27,7 @@ from kvasir.vllm.runs import Table
 from kvasir.vllm.settings import Settings
 from kvasir.vllm.stores import StorePlanner, states_of_step
 from kvasir.vllm.tally import Tally
+from kvasir.vllm.weights import EngineWeights
 
 # A request whose chain the server lost is stored again from the first gap this many times, then left alone.
 RESETS_MAX = 3
@@ -57,7 +59,11 @@ class SchedulerRole:
         notes: Notes,
         steps_under_way: int = 1,
         ranks: int = 1,
+        weights: EngineWeights | None = None,
+        lora_config: Any = None,
+        counts_media: bool = False,
     ) -> None:
+        """`weights`: None where the workers' reports name them. `counts_media`: as `identity.counts_media`."""
         self._geometry = geometry
         self._group_count = max((group.index for group in geometry.object_groups), default=-1) + 1
         self._settings = settings
@@ -69,6 +75,12 @@ class SchedulerRole:
         self._ranks = ranks
         self._lookups = Lookups(client, geometry, settings.lookup_wait)
         self._tally = Tally(client, steps_under_way)
+        self._weights = weights
+        self._tells_weights = False
+        self._told_weights = b""
+        """What workers that did not know it have to be told of the weights."""
+        self._adapters = Adapters(lora_config, settings, notes)
+        self._counts_media = counts_media
         self._domain: dict[str, Any] | None = None
         self._epoch = b""
         self._seed = b""
@@ -103,19 +115,43 @@ class SchedulerRole:
         if problems or not domains:
             self._notes.warn("ranks", f"not caching: {'; '.join(problems) or 'no worker has reported its layout'}")
             return
-        if any(domain != domains[0] for domain in domains[1:]):
-            fields = sorted({key for domain in domains for key in domain if domain[key] != domains[0][key]})
+        # A rank may not know yet what the weights are.
+        known = {key: {domain[key] for domain in domains} for key in domains[0]}
+        pending = b"" in known["weights_id"]
+        known["weights_id"] = known["weights_id"] - {b""} or {b""}
+        fields = sorted(key for key, values in known.items() if len(values) > 1)
+        if fields:
             self._notes.warn("ranks", f"not caching: the ranks differ in {', '.join(fields)}")
             return
-        self._domain = domains[0]
+        self._domain = {key: next(iter(values)) for key, values in known.items()}
+        self._tells_weights = pending
         self._ready()
+
+    def _identified(self) -> bool:
+        """Whether it is known what the weights are."""
+        assert self._domain is not None
+        known = self._domain["weights_id"]
+        if self._weights is not None:
+            found = self._weights.poll()
+            if found is None:
+                return False
+            if known not in (b"", found):
+                self._refused = True
+                self._notes.warn(
+                    "ranks", "not caching: the weights were changed while the engine started; start it again"
+                )
+                return False
+            self._domain["weights_id"] = known = found
+        if self._tells_weights:
+            self._told_weights = known
+        return known != b""
 
     def _ready(self) -> bool:
         """Whether keys can be computed; becomes true once layout and chunk size are known, also much later."""
         if self._planner is not None:
             return True
         chunk_size = self._client.chunk_size
-        if self._refused or self._domain is None or not chunk_size:
+        if self._refused or self._domain is None or not chunk_size or not self._identified():
             return False
         try:
             self._geometry.check_chunk(chunk_size, self._block_size)
@@ -145,6 +181,15 @@ class SchedulerRole:
         if state is None:
             state = RequestState(request, next(self._sessions), self._group_count)
             state.no_store = state.no_store or not self._settings.stores
+            if self._counts_media and getattr(request, "mm_features", None):
+                state.bypass = True
+                self._notes.warn(
+                    "media", "not caching requests with images or other media, because the engine does not hash them "
+                    "(neither its prefix cache nor its cache of media is on)"
+                )  # fmt: skip
+            if getattr(request, "lora_request", None) is not None:
+                state.adapter_entry = self._adapters.entry(request.lora_request)
+                state.adapter_changes = state.adapter_entry.changes
             self._states[request.request_id] = state
             for name, text in odd_switches(request):
                 self._notes.warn(f"switch {name}", text)
@@ -157,6 +202,8 @@ class SchedulerRole:
         self._withdraw(state)
         state.compute_anew()
         if state.bypass or not self._ready() or not self._reachable():
+            return 0, False
+        if state.adapter_entry is not None and not self._take_adapter(state, local):
             return 0, False
         cap = (request.num_tokens - 1) // self._geometry.alignment * self._geometry.alignment
         wanted = (
@@ -187,13 +234,49 @@ class SchedulerRole:
         state = self._states.get(request.request_id)
         self._tally.admitted(request, state.local if state is not None else 0, external)
 
+    def _take_adapter(self, state: RequestState, local: int) -> bool:
+        """Whether it is known what a waiting request will be computed with, apart from what the engine has of it."""
+        entry = state.adapter_entry
+        assert entry is not None
+        adapter = self._adapters.of(entry)
+        state.adapter_changes, state.adapter_local = entry.changes, local
+        if adapter is None:
+            return False
+        if adapter != state.adapter:
+            self._lookups.drop(state)
+            state.takes(adapter)
+        return self._is_of_one_adapter(state)
+
+    def _is_of_one_adapter(self, state: RequestState) -> bool:
+        """The engine finds its own blocks by the adapter's name. Under one that several adapters have had, they prove
+        nothing, and what follows from them must not be stored."""
+        entry = state.adapter_entry
+        assert entry is not None
+        if state.adapter_local and self._adapters.is_mixed(entry):
+            state.no_store = True
+            return False
+        return True
+
+    def _has_adapter(self, state: RequestState) -> bool:
+        """Whether it is known what a running request has been computed with: what it found when it began to."""
+        entry = state.adapter_entry
+        if entry is None or state.adapter is not None:
+            return True
+        adapter = self._adapters.of(entry)
+        if adapter is None or entry.loaded is None or entry.changes != state.adapter_changes:
+            return False
+        if not self._is_of_one_adapter(state):
+            return False
+        state.takes(adapter)
+        return True
+
     def allocated(self, request: Any, table: Table, external: int) -> None:
         """The engine has allocated blocks; with `external` tokens above 0 it counts on their being loaded."""
         if external <= 0:
             return
         state = self._state(request)
         offer, state.offer = state.offer, None
-        load = Load(request.request_id, state.session, [], broken=True)
+        load = Load(request.request_id, state.session, [], broken=True, adapter=state.adapter)
         # In the plan whatever happens below: a load that nobody reports would leave its request waiting for ever.
         self._loads.append(load)
         local = offer.local if offer else 0
@@ -257,7 +340,7 @@ class SchedulerRole:
         handed: Mapping[str, Sequence[tuple[int, int, int]]],
     ) -> StepPlan:
         """Everything that this step loads and stores. `table_of(request id)` gives a request's current block table."""
-        plan = StepPlan(epoch=self._epoch)
+        plan = StepPlan(epoch=self._epoch, weights=self._told_weights)
         new, self._loads = self._loads, []
         if self.loads_async:
             plan.async_loads = new
@@ -301,7 +384,8 @@ class SchedulerRole:
         table_of: Any,
         handed: Mapping[str, Sequence[tuple[int, int, int]]],
     ) -> Stores | None:
-        planner = self._planner
+        # Identity and chunk size may have become known since the last request came.
+        planner = self._planner if self._ready() else None
         if planner is None or not self._reachable():
             return None
         out = Stores()
@@ -312,6 +396,8 @@ class SchedulerRole:
                 continue
             if not offers and planner.is_up_to_date(state, step.reached):
                 continue
+            if not self._has_adapter(state):
+                continue
             if state.pending is not None or state.recheck:
                 self._learn(state)
                 if state.pending is not None and self._geometry.single_full:
@@ -321,6 +407,8 @@ class SchedulerRole:
                 continue
             states = states_of_step(self._geometry, table, step.reached, offers, step.settled)
             planner.plan(state, self._seed, table, step.reached, states, out)
+            if state.adapter is not None:
+                out.adapters[step.request_id] = state.adapter
         return out if out.runs else None
 
     def _learn(self, state: RequestState) -> None:
@@ -362,6 +450,12 @@ class SchedulerRole:
                 # What the lookup found may be gone; what is computed instead is stored where the server lacks it.
                 state.store_again()
         self._let_go(finished)
+        for number, loaded in report.adapters.items() if report else ():
+            if self._adapters.loaded(number, loaded):
+                # What has been computed is of one adapter and what follows of another.
+                for state in self._states.values():
+                    if state.adapter_entry is not None and state.adapter_entry.number == number:
+                        state.no_store = state.no_store or state.adapter is not None
         for request_id in report.orphaned if report else ():
             state = self._states.get(request_id)
             if state is not None and state.resets < RESETS_MAX:
@@ -407,6 +501,8 @@ class SchedulerRole:
         """Lets go of everything that is held."""
         for request_id in list(self._states):
             self.finished(request_id)
+        if self._weights is not None:
+            self._weights.close()
         self._client.close()
 
     def _withhold(self, request_id: str) -> None:

@@ -33,6 +33,15 @@ def _count(key: str, value: Any) -> int:
     return value
 
 
+THREADS_MAX = 256
+
+
+def _threads(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= THREADS_MAX:
+        raise ValueError(f"{key} is {value!r}; it has to be an integer above 0, up to {THREADS_MAX}")
+    return value
+
+
 def _flag(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{key} is {value!r}; it has to be true or false")
@@ -80,6 +89,10 @@ class Settings:
     """Chunk size that this engine would like to see as the minimum where the server leaves it open."""
     credit_bytes: int = 64 << 20
     """Pool space that a worker holds ready for its next stores."""
+    cache_dir: str | None = None
+    """Where digests of weights and adapters are remembered, in place of KVASIR_CACHE_DIR and the user's caches."""
+    hash_threads: int = 0
+    """Threads that read weights to know what they are; 0: half of the machine's, from 2 to 8."""
     checksums: bool = True
     """Sum what is stored, and fail loads whose bytes are not those that were stored."""
     describe_file: str | None = None
@@ -127,6 +140,8 @@ _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "kvasir.store": ("store", _store),
     "kvasir.preferred_base": ("preferred_base", _count),
     "kvasir.credit_bytes": ("credit_bytes", _count),
+    "kvasir.cache_dir": ("cache_dir", _text),
+    "kvasir.hash_threads": ("hash_threads", _threads),
     "kvasir.checksums": ("checksums", _flag),
     "kvasir.describe_file": ("describe_file", _text),
 }

@@ -18,7 +18,8 @@ from kvasir import Client, KvasirError, copy_path
 from kvasir.vllm import identity
 from kvasir.vllm.geometry import FULL, Geometry
 from kvasir.vllm.layout import Layout
-from kvasir.vllm.meta import Load, LoadRun, StepPlan, StepReport, Stores
+from kvasir.vllm.loaded import LoadedAdapters
+from kvasir.vllm.meta import Adapter, Load, LoadRun, StepPlan, StepReport, Stores
 from kvasir.vllm.notes import Notes
 
 LOAD_THREADS = 2
@@ -66,8 +67,10 @@ class WorkerRole:
     """One per worker process."""
 
     def __init__(
-        self, geometry: Geometry, client: Client, rank: Rank, notes: Notes, steps_under_way: int = 1
-    ) -> None:
+        self, geometry: Geometry, client: Client, rank: Rank, notes: Notes, steps_under_way: int = 1,
+        adapters: LoadedAdapters | None = None,
+    ) -> None:  # fmt: skip
+        """`adapters`: None in an engine without any."""
         self._geometry = geometry
         self._client = client
         self._rank = rank
@@ -78,6 +81,9 @@ class WorkerRole:
         self._layout: Layout | None = None
         self._domain: Mapping[str, Any] = {}
         self._epoch = b""
+        self._weights = b""
+        """The weights that the scheduler role has told of."""
+        self._adapters = adapters
         self._kv_caches: Any = None
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
@@ -86,12 +92,16 @@ class WorkerRole:
         self._orphaned: set[str] = set()
 
     def register(self, kv_caches: Mapping[str, Any], layout: Layout, domain: Mapping[str, Any]) -> None:
-        """Names the engine's memory and registers it. The server may be away; the client then does it later."""
+        """Names the engine's memory and registers it. The server may be away; the client then does it later.
+
+        A domain without an identity of the weights is registered once a plan tells it.
+        """
         self._client.set_memory(layout.regions, layout.object_layouts(self._geometry), layout.num_blocks)
         self._layout = layout
         self._domain = domain
         self._kv_caches = kv_caches  # keeps the memory alive as long as copies may touch it
-        self._register(layout, domain)
+        if domain["weights_id"]:
+            self._register(layout, domain)
 
     def _register(self, layout: Layout, domain: Mapping[str, Any]) -> None:
         geometry, rank = self._geometry, self._rank
@@ -119,8 +129,10 @@ class WorkerRole:
 
     def start_loads(self, plan: StepPlan) -> None:
         """Runs the step's synchronous loads and starts the others."""
-        self._follow(plan.epoch)
+        self._follow(plan)
         for load in plan.sync_loads:
+            # The engine has made ready by now what this step computes with.
+            load.broken = load.broken or not self._computes_with(load.adapter)
             failed = self._run(load)
             if failed:
                 self._bad_blocks |= failed
@@ -137,11 +149,17 @@ class WorkerRole:
                 self._notes.failure("thread", "starting a load", error)
                 self._report(load, failed=True)
 
-    def _follow(self, epoch: bytes) -> None:
+    def _computes_with(self, adapter: Adapter | None) -> bool:
+        return adapter is None or (self._adapters is not None and self._adapters.has(adapter))
+
+    def _follow(self, plan: StepPlan) -> None:
         """Moves to the domain of the weights that the scheduler role makes keys for."""
-        if epoch == self._epoch or self._layout is None:
+        if (plan.epoch, plan.weights) == (self._epoch, self._weights) or self._layout is None:
             return
-        self._epoch = epoch
+        epoch = self._epoch = plan.epoch
+        if plan.weights != self._weights:
+            self._weights = plan.weights
+            self._domain = dict(self._domain) | {"weights_id": plan.weights}
         layout, self._layout = self._layout, None
         try:
             self._register(layout, identity.with_epoch(self._domain, epoch))
@@ -156,6 +174,8 @@ class WorkerRole:
     def _run_async(self, load: Load) -> None:
         failed = True
         try:
+            if load.adapter is not None:
+                load.broken = load.broken or self._adapters is None or not self._adapters.will_have(load.adapter)
             failed = bool(self._run(load))
         finally:
             self._report(load, failed)
@@ -220,6 +240,13 @@ class WorkerRole:
             self._orphaned.update(stores.owners)
             self._skip(stores)
             return
+        foreign = {owner for owner, adapter in stores.adapters.items() if not self._computes_with(adapter)}
+        if foreign:
+            # The engine has loaded an adapter from other files than those that the keys are of.
+            stores, others = stores.apart(foreign)
+            self._skip(others)
+            if not stores.runs:
+                return
         try:
             # What is there is not copied; saying so ends what another rank began because it was asked a moment earlier.
             stores = self._without_known(stores)
@@ -239,7 +266,7 @@ class WorkerRole:
         for part, places in self._rank.by_part(group for _, group in asked).items():
             own_part = [asked[at] for at in places]
             known.update(one for one, there in zip(own_part, self._client.present(part, own_part)) if there)
-        found = Stores(supersedes=stores.supersedes)
+        found = Stores(supersedes=stores.supersedes, adapters=stores.adapters)
         for owner, run in zip(stores.owners, stores.runs):
             flags = [(key, run.group) in known for key in run.each_key()]
             for is_known, objects in itertools.groupby(range(len(flags)), flags.__getitem__):
@@ -272,13 +299,16 @@ class WorkerRole:
 
     def take_report(self) -> StepReport | None:
         """What the scheduler role should hear about this step."""
-        if not self._orphaned:
+        loaded = self._adapters.take_news() if self._adapters is not None else {}
+        if not self._orphaned and not loaded:
             return None
         orphaned, self._orphaned = self._orphaned, set()
-        return StepReport(orphaned)
+        return StepReport(orphaned, loaded)
 
     def close(self) -> None:
         """Waits for running loads and ends the connection."""
+        if self._adapters is not None:
+            self._adapters.unwatch()
         if self._threads is not None:
             self._threads.shutdown(wait=True)
         self._client.close()

@@ -1,0 +1,149 @@
+"""What the adapters (LoRA) of requests are: their files' content, found in the background.
+
+Neither name nor path nor the engine's number says what an adapter is: all three stay when its files are replaced. And what
+the engine computes with is what it has loaded, which need not be what the files hold now. So three things have to agree:
+the content that was hashed, the files that it was hashed from (their stamp), and the files that the workers loaded from.
+The scheduler role knows the first two and names them in its plans; a worker compares them with the third in the step
+that computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from kvasir import WeightsJob, remembered_weights
+from kvasir.vllm.identity import adapter_overrides
+from kvasir.vllm.loaded import local_path
+from kvasir.vllm.meta import Adapter, Loaded
+from kvasir.vllm.notes import Notes
+from kvasir.vllm.settings import Settings
+
+# Adapters that are remembered of one engine; beyond that the one not used for longest goes.
+ADAPTERS_MAX = 4096
+
+
+@dataclasses.dataclass(eq=False)
+class Entry:
+    """One of the engine's adapters: a number and where it is loaded from."""
+
+    number: int
+    name: str
+    path: str
+    overrides: str
+    job: WeightsJob | None = None
+    adapter: Adapter | None = None
+    """What it is, once it is known."""
+    loaded: Loaded | None = None
+    """What workers said last that they have loaded."""
+    changes: int = 0
+    """How often they said that it is no longer what it was."""
+
+
+class Adapters:
+    """The scheduler role's view; never waits."""
+
+    def __init__(self, lora_config: Any, settings: Settings, notes: Notes) -> None:
+        self._lora_config = lora_config
+        self._settings = settings
+        self._notes = notes
+        self._entries: dict[tuple[int, str], Entry] = {}
+        self._by_name: dict[str, list[Entry]] = {}
+        self._mixed: set[str] = set()
+        """Names under which the engine's own prefix cache may hold blocks of several adapters."""
+
+    def entry(self, request: Any) -> Entry:
+        """The entry of a request's adapter; the search for what it is has begun."""
+        key = (request.lora_int_id, request.lora_path)
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            overrides = adapter_overrides(self._lora_config, request)
+            entry = Entry(request.lora_int_id, request.lora_name, request.lora_path, overrides)
+            self._by_name.setdefault(entry.name, []).append(entry)
+            self._search(entry, local_path(entry.path))
+            if len(self._entries) >= ADAPTERS_MAX:
+                self._forget(next(iter(self._entries)))
+        self._entries[key] = entry
+        return entry
+
+    def _forget(self, key: tuple[int, str]) -> None:
+        entry = self._entries.pop(key)
+        self._mixed.add(entry.name)
+        self._by_name[entry.name].remove(entry)
+        if not self._by_name[entry.name]:
+            del self._by_name[entry.name]
+
+    def _search(self, entry: Entry, path: str | None) -> None:
+        entry.adapter, entry.job = None, None
+        if path is None:
+            return  # the hub's; a worker says where it lies once the engine has it
+        try:
+            known = remembered_weights(path, entry.overrides, self._settings.cache_dir)
+            if known is not None:
+                self._take(entry, path, known.identity, known.stamp)
+            else:
+                threads = self._settings.hash_threads
+                entry.job = WeightsJob(path, entry.overrides, self._settings.cache_dir, threads)
+        except OSError as error:
+            self._say(entry, str(error))
+
+    def _take(self, entry: Entry, path: str, identity: bytes, stamp: bytes) -> None:
+        if entry.loaded is not None and entry.loaded.stamp != stamp:
+            self._say(entry, "its files were changed after the engine had loaded it")
+            return
+        entry.adapter = Adapter(entry.number, path, identity, stamp)
+
+    def of(self, entry: Entry) -> Adapter | None:
+        """What it is, or None as long as that is not known, which may be for ever."""
+        if entry.job is not None:
+            try:
+                found = entry.job.result()
+            except OSError as error:
+                entry.job = None
+                self._say(entry, str(error))
+                return None
+            if found is not None:
+                entry.job = None
+                self._take(entry, self._place(entry), found.identity, found.stamp)
+        return entry.adapter
+
+    def _place(self, entry: Entry) -> str:
+        return (entry.loaded.path if entry.loaded is not None else None) or local_path(entry.path) or entry.path
+
+    def loaded(self, number: int, loaded: Loaded) -> bool:
+        """Takes what workers have loaded under a number; whether it replaced what they had before."""
+        replaced = False
+        for entry in [one for one in self._entries.values() if one.number == number]:
+            before, entry.loaded = entry.loaded, loaded
+            known = entry.adapter
+            if (before is not None and before != loaded) or (known is not None and known.stamp != loaded.stamp):
+                entry.changes += 1
+                replaced = True
+            if not loaded.stamp:
+                entry.adapter, entry.job = None, None
+                self._say(entry, "its files were changed while or after the engine loaded it")
+            elif known is None and entry.job is None or known is not None and known.stamp != loaded.stamp:
+                own = local_path(entry.path)
+                if own is None or own == loaded.path:
+                    self._search(entry, loaded.path)
+                else:
+                    # The number has gone to an adapter of another path, which has an entry of its own.
+                    entry.adapter, entry.job = None, None
+        return replaced
+
+    def is_mixed(self, entry: Entry) -> bool:
+        """Whether the engine's own prefix cache, which goes by names, may hold another adapter's blocks for it."""
+        if entry.changes or entry.name in self._mixed:
+            return True
+        own = entry.adapter
+        return any(
+            one is not entry and (one.changes or own is None or one.adapter is None or one.adapter.identity != own.identity)
+            for one in self._by_name[entry.name]
+        )
+
+    def _say(self, entry: Entry, why: str) -> None:
+        self._notes.warn(
+            f"adapter {entry.number} {why}",
+            f"not caching with adapter {entry.name}: {why}. Load it again, or start the engine again, once its files are "
+            "complete",
+        )
