@@ -7,10 +7,17 @@ from typing import Any
 
 import torch
 from vllm import __version__ as vllm_version
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.parallel_state import get_pp_group
 
 from kvasir.vllm.layout import Stage
 from kvasir.vllm.scheduler import Scheduled
+
+
+def transfer_config() -> Any | None:
+    """The engine's own `kv_transfer_config`, where it says so: to its workers while they start."""
+    config = get_current_vllm_config_or_none()
+    return config.kv_transfer_config if config is not None else None
 
 
 def exchange(own: Stage | None) -> list[Stage | None]:
