@@ -127,6 +127,7 @@ def test_an_engine_starts_at_a_full_server_and_has_it_once_there_is_room(
     assert len(said(caplog, "worker 0 cannot load", "LimitExceeded")) == 1
     first.close()
     eventually("room", lambda: second.healthy)
+    second.step()  # in which the worker says so
     load(second, Request("hit", TOKENS + 1))
     assert len(said(caplog, "is back")) == 1
 
