@@ -5,7 +5,7 @@ Rules that hold for everything here:
 * A server that is away, stopped or restarting is never an exception on the payload path. Lookups answer a miss
   with `Hit.degraded` set, stores answer `"unavailable"`, loads answer `False`. Only `negotiate` and `register`
   raise `KvasirError` of kind `"Unavailable"`, and both are remembered: the client completes them by itself once
-  the server answers.
+  the server answers. So for a server that is full, stopping or has failed. One that is only late is still read from.
 * Mistakes of the caller raise: `KvasirError` (kinds below), or `ValueError`/`TypeError` for an argument of the wrong
   form. When a call raises, nothing was copied, stored or pinned by it; its items count as failed loads or dropped
   stores.
@@ -128,6 +128,10 @@ class Hit:
     def degraded(self) -> bool:
         """True: the server could not be asked. Everything else is 0 or empty."""
 
+    @property
+    def shortened(self) -> bool:
+        """True: there is more than was promised, since the pins of this client keep as much as they may."""
+
 @final
 class Client:
     """One connection to a Kvasir server that repairs itself."""
@@ -144,13 +148,18 @@ class Client:
         checksums: bool = True,
     ) -> None:
         """`kind`: "scheduler", "worker" or "tool". `engine_instance`: 16 bytes, the same in all processes of one
-        engine. Tries to connect once, for at most `deadline_s`, and does not fail when the server is away: the client
-        then keeps trying in the background. `credit_bytes`: pool space held ahead for stores (workers).
+        engine. Tries to connect once, for at most `deadline_s`, and does not fail when the server is away or full, or when
+        this process has no descriptor or thread to spare: the client then keeps trying in the background. `credit_bytes`: pool space held ahead for stores (workers).
         `checksums`: sum what is stored, and fail loads whose bytes are not those that were stored."""
 
     @property
     def healthy(self) -> bool:
         """Connected, and everything that was negotiated and registered holds with the server that runs now."""
+
+    @property
+    def readable(self) -> bool:
+        """Lookups and loads work: it is healthy, or the server was late with an answer and what it shares is read without
+        it. Stores are dropped then."""
 
     @property
     def boot_id(self) -> bytes | None:
@@ -294,7 +303,8 @@ class Client:
 
     def stats(self) -> dict[str, int]:
         """This client's counters: lookups, direct_lookups (those that needed no message), lookup_misses_degraded,
-        loads, loaded_bytes, failed_loads, stale_loads, corrupt_loads, stores, stored_bytes, dropped_stores, reconnects, degraded_ms, credit_bytes,
+        loads, loaded_bytes, failed_loads, stale_loads, corrupt_loads, stores, stored_bytes, dropped_stores, evicted_pins (that made
+        room when pin words ran out), reconnects, degraded_ms, credit_bytes,
         populated_bytes and unpopulated_bytes (granted space whose pages were, or were not, mapped ahead of stores)."""
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ use crate::tokens;
 
 /// Bytes of one id.
 const WIDTH: usize = size_of::<i64>();
+/// Most ids in one call: far more than a prompt has blocks, and no more than a process has memory for.
+const IDS_MAX: usize = 1 << 22;
 
 /// `ids[first:end]`, null where the list is shorter, and the positions of the null ones in that.
 #[pyfunction]
@@ -16,6 +18,12 @@ pub(crate) fn pack_blocks<'py>(
     first: usize,
     end: usize,
 ) -> PyResult<(Bound<'py, PyBytes>, Vec<usize>)> {
+    let count = end.saturating_sub(first);
+    if count > IDS_MAX {
+        return Err(PyValueError::new_err(format!(
+            "blocks {first} to {end} are {count} ids, at most {IDS_MAX} go into one call"
+        )));
+    }
     let present = first.min(ids.len())..end.max(first).min(ids.len());
     let mut blocks: Vec<i64> = match tokens::from_list(ids, present.clone()) {
         Some(blocks) => blocks,
@@ -23,7 +31,7 @@ pub(crate) fn pack_blocks<'py>(
             .map(|index| ids.get_item(index)?.extract())
             .collect::<PyResult<_>>()?,
     };
-    blocks.resize(end.saturating_sub(first), 0);
+    blocks.resize(count, 0);
     let nulls = (0..blocks.len()).filter(|&at| blocks[at] == 0).collect();
     let words: Vec<[u8; WIDTH]> = blocks.into_iter().map(i64::to_ne_bytes).collect();
     Ok((PyBytes::new(ids.py(), words.as_flattened()), nulls))

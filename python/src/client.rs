@@ -57,6 +57,11 @@ impl Client {
     }
 
     #[getter]
+    fn readable(&self) -> bool {
+        self.client.is_readable()
+    }
+
+    #[getter]
     fn boot_id<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         self.client.boot_id().map(|id| PyBytes::new(py, &id))
     }
@@ -307,6 +312,7 @@ impl Client {
             ("stores", stats.stores),
             ("stored_bytes", stats.stored_bytes),
             ("dropped_stores", stats.dropped_stores),
+            ("evicted_pins", stats.evicted_pins),
             ("reconnects", stats.reconnects),
             ("degraded_ms", stats.degraded_ms),
             ("credit_bytes", stats.credit_bytes),
@@ -357,6 +363,11 @@ impl Hit {
         self.0.degraded
     }
 
+    #[getter]
+    fn shortened(&self) -> bool {
+        self.0.shortened
+    }
+
     fn __repr__(&self) -> String {
         format!(
             "Hit(hit_tokens={}, loads={}, pinned={}, degraded={})",
@@ -382,8 +393,15 @@ fn pin_of(number: u128) -> Option<Pin> {
 }
 
 fn seconds(what: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value)
-        .map_err(|error| PyValueError::new_err(format!("{what} is {value}: {error}")))
+    let limit = native::MAX_WAIT;
+    match Duration::try_from_secs_f64(value) {
+        Ok(time) if time <= limit => Ok(time),
+        Ok(_) => Err(PyValueError::new_err(format!(
+            "{what} is {value}, at most {} are allowed",
+            limit.as_secs()
+        ))),
+        Err(error) => Err(PyValueError::new_err(format!("{what} is {value}: {error}"))),
+    }
 }
 
 /// What a lookup asks about a prompt. `limits`: the hit is at most that long, and that much need not be loaded.

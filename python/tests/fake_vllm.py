@@ -71,6 +71,7 @@ def _module(name: str, **names: Any) -> None:
 def _install() -> None:
     _module("vllm", __version__="0.32.0-fake")
     _module("torch", distributed=types.SimpleNamespace())
+    _module("vllm.config", get_current_vllm_config_or_none=lambda: None)
     _module("vllm.logger", init_logger=logging.getLogger)
     _module("vllm.distributed.parallel_state", get_pp_group=lambda: types.SimpleNamespace(world_size=1, cpu_group=None))
     _module("vllm.v1.metrics.cache_hit_source", CacheHitSource=CacheHitSource)

@@ -197,6 +197,7 @@ class Hit:
     objects: list[tuple[bytes, int, int, int]] = dataclasses.field(default_factory=list)
     present_tokens: list[int] = dataclasses.field(default_factory=list)
     degraded: bool = False
+    shortened: bool = False
 
     @property
     def runs(self) -> list[Named]:
@@ -210,6 +211,8 @@ class Client:
         self.chunk_size = chunk_size
         self.tokens: dict[str, int] = {}
         self.healthy = True
+        self.late = False
+        """Not healthy, but what needs no message works."""
         self.socket = "none"
         self.state_text = "as scripted"
         self.answers: list[Hit | None] = []
@@ -230,6 +233,10 @@ class Client:
         """The same."""
         self.load_answer: list[list[bool]] | Exception | None = None
         self._tickets = 0
+
+    @property
+    def readable(self) -> bool:
+        return self.healthy or self.late
 
     def lookup_start(
         self, seed: bytes, session: int, chain: Any, step: int, cap: int, local: int, pin: bool

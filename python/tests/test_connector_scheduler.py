@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +13,7 @@ from fakes import Client, Hit, Request, full, key, may_exist, objects, windowed
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.meta import RankReport, StepPlan, StepReport
 from kvasir.vllm.notes import Notes
+from kvasir.vllm.outages import REASONS_MAX
 from kvasir.vllm.scheduler import RESETS_MAX, Scheduled, SchedulerRole
 from kvasir.vllm.settings import Settings
 
@@ -99,15 +101,68 @@ def test_other_models_load_between_steps_and_hold_the_pin_until_all_ranks_have_r
     assert not engine.client.pinned
 
 
-def test_an_offer_that_is_not_taken_up_leaves_no_pin() -> None:
+def test_an_offer_lives_until_its_request_is_asked_about_again_or_ends() -> None:
     engine, one = Engine(), request()
     engine.answer(hit(160))
     for _ in range(3):
         assert engine.role.matched(one, 0) == (160, False)
-        assert len(engine.client.pinned) == 1
+        for _ in range(3):
+            assert len(engine.client.pinned) == 1
+            engine.plan()
+    assert len(engine.client.asked) == 3, "an answer of the server is asked for anew each time"
+    engine.role.finished("r")
+    assert not engine.client.pinned
+
+
+@pytest.mark.parametrize("passes", [1, 5])
+def test_an_engine_may_say_in_a_later_pass_what_it_allocated(passes: int) -> None:
+    engine, one = Engine(), request()
+    engine.answer(hit(160))
+    engine.role.matched(one, 32)
+    for _ in range(passes):
+        assert engine.plan() == StepPlan()
+        engine.output()
+    engine.role.allocated(one, TABLE, 128)
+    (load,) = engine.plan(Scheduled("r", 160, 170, True), tables={"r": TABLE}).sync_loads
+    assert not load.broken and load.runs[0].blocks_of([0, 1]) | load.runs[1].blocks_of([0]) == set(range(3, 11))
+    assert engine.client.pinned
+    engine.plan()
+    assert not engine.client.pinned
+
+
+def test_a_request_that_is_told_of_no_load_leaves_no_pin() -> None:
+    """As of an engine with several connectors that took another's hit."""
+    engine, one = Engine(), request()
+    engine.answer(hit(160))
+    engine.role.matched(one, 0)
+    engine.role.allocated(one, TABLE, 0)
+    assert not engine.client.pinned and not engine.plan().sync_loads
+    engine.role.allocated(request(name="never asked"), TABLE, 0)
+    assert list(engine.role._states) == ["r"]
+
+
+def test_offers_give_way_oldest_first_to_a_hit_that_would_be_shorter(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine()
+    engine.answer(hit(160))
+    waiting = [request(name=name) for name in "abc"]
+    for one in waiting:
+        engine.role.matched(one, 0)
         engine.plan()
-        assert not engine.client.pinned
-    assert len(engine.client.asked) == 3, "an answer of the server must not outlive the pass it was given in"
+    # Short beside three offers and beside two, whole beside one.
+    short = dataclasses.replace(hit(64), shortened=True)
+    engine.answer(short, short, hit(160))
+    assert engine.role.matched(request(name="new"), 0) == (160, False)
+    assert len(engine.client.pinned) == 2 and engine.role._offers.given_up == 2
+    # The engine takes one up that was given up: that load fails, and the others' do not.
+    for one in waiting:
+        engine.role.allocated(one, TABLE, 160)
+    assert [load.broken for load in engine.plan().sync_loads] == [True, True, False]
+    assert [record.message for record in caplog.records if "enlarge --pool-size" in record.message] != []
+    # Nobody gives way any more: short is short.
+    engine.answer(short)
+    engine.role.finished("new")
+    assert engine.role.matched(request(name="last"), 0) == (64, False)
+    assert engine.role._offers.given_up == 2
 
 
 def test_asking_twice_in_a_pass_keeps_one_pin() -> None:
@@ -173,18 +228,6 @@ def test_a_prompt_of_whole_chunks_may_hit_inside_its_last_one() -> None:
     engine.answer(hit(112))
     assert engine.role.matched(one, 0) == (112, False)
     assert (engine.client.asked[0]["tokens"], engine.client.asked[0]["cap"]) == (128, 112)
-
-
-def test_all_offers_of_a_pass_are_released_at_once() -> None:
-    engine = Engine()
-    engine.answer(hit(160))
-    released = []
-    release = engine.client.release
-    engine.client.release = lambda pins: (released.append(list(pins)), release(pins))  # type: ignore[method-assign, func-returns-value]
-    for name in "abc":
-        engine.role.matched(request(name=name), 0)
-    engine.plan()
-    assert [len(pins) for pins in released] == [3] and not engine.client.pinned
 
 
 def test_more_tokens_than_offered_is_a_failed_load() -> None:
@@ -308,6 +351,97 @@ def test_without_a_server_there_are_no_hits_and_no_plans(caplog: pytest.LogCaptu
     assert engine.role.matched(one, 0) == (160, False)
     said = [record.message for record in caplog.records if "the server at" in record.message]
     assert ["away" in line for line in said] == [True, False]
+
+
+def test_each_reason_of_an_outage_is_said_once_and_again_in_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    engine, one = Engine(), request()
+
+    def said() -> list[str]:
+        found = [record.message for record in caplog.records]
+        caplog.clear()
+        return found
+
+    for _ in range(2):
+        engine.client.healthy = False
+        for reason in ["nobody answers", "nobody answers", "64 and 128 tokens", "nobody answers"]:
+            engine.client.state_text = reason
+            assert engine.role.matched(one, 0) == (0, False)
+        first, second = said()
+        assert "away" in first and "nobody answers" in first and "64 and 128 tokens" in second
+        engine.client.healthy = True
+        engine.role.matched(one, 0)
+        assert ["back" in line for line in said()] == [True]
+    engine.client.healthy = False
+    for number in range(100):
+        engine.client.state_text = f"reason {number}"
+        engine.role.matched(one, 0)
+    assert len(said()) == REASONS_MAX
+    # What the log says already when the engine starts is not said again.
+    other = Engine()
+    other.client.healthy, other.client.state_text = False, "said"
+    other.role.away_at_start()
+    other.role.matched(one, 0)
+    assert said() == []
+    other.client.state_text = "not said"
+    other.role.matched(one, 0)
+    assert len(said()) == 1
+
+
+def test_a_server_that_is_late_is_still_read_from(caplog: pytest.LogCaptureFixture) -> None:
+    engine, one = Engine(), request()
+    engine.client.healthy, engine.client.late = False, True
+    engine.answer(hit(160))
+    assert engine.role.matched(one, 0) == (160, False)
+    assert ["late" in record.message for record in caplog.records if "the server at" in record.message] == [True]
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_nothing_is_promised_while_a_worker_cannot_load(caplog: pytest.LogCaptureFixture, loads: bool) -> None:
+    engine, one = Engine(), request()
+    engine.answer(hit(160))
+    tables = {"r": TABLE}
+
+    def report(rank: int, *ability: object) -> None:
+        engine.role.on_output((), (), StepReport(ability={(0, rank): ability}))  # type: ignore[dict-item]
+
+    assert engine.role.matched(one, 0) == (160, False)
+    report(1, loads, "its server is away")
+    report(0, True, "its server is late")
+    offered = (160, False) if loads else (0, False)
+    assert engine.role.matched(one, 0) == offered
+    assert bool(engine.client.pinned) == loads
+    assert engine.plan(Scheduled("r", 0, 170, True), tables=tables).stores is None, "no object could be made whole"
+    report(1, True, "")
+    assert engine.role.matched(one, 0) == (160, False)
+    assert engine.plan(Scheduled("r", 0, 170, True), tables=tables).stores is None
+    report(0, True, "")
+    said = [record.message for record in caplog.records if "worker" in record.message]
+    assert len(said) == 3 and "worker 1 cannot" in said[0] and "its server is away" in said[0]
+    assert ("nothing is promised" in said[0]) == (not loads)
+    assert "worker 0 cannot store" in said[1] and "again" in said[2]
+    new = request(name="new")
+    engine.answer(Hit())
+    engine.role.matched(new, 0)
+    assert engine.plan(Scheduled("new", 0, 170, True), tables={"new": TABLE}).stores is not None
+
+
+def test_what_the_engine_itself_is_told_keeps_it_from_loading(caplog: pytest.LogCaptureFixture) -> None:
+    engine, one = Engine(), request()
+    engine.answer(hit(160))
+    engine.role.set_ranks({(0, 0): RankReport(0, DOMAIN, no_loads="the outer policy is 'fail'")})
+    assert engine.role.matched(one, 0) == (0, False)
+    assert any("the outer policy is 'fail'" in record.message for record in caplog.records)
+
+
+def test_ranks_are_also_heard_through_their_first_steps() -> None:
+    """The engine hands on the handshake of one connector only, and there may be others."""
+    engine, one = Engine(), request()
+    engine.role._domain, engine.role._planner, engine.role._ranks = None, None, 2
+    engine.answer(hit(160))
+    engine.role.on_output((), (), StepReport(ranks={0: RankReport(0, DOMAIN)}))
+    assert engine.role.matched(one, 0) == (0, False)
+    engine.role.on_output((), (), StepReport(ranks={1: RankReport(1, dict(DOMAIN))}))
+    assert engine.role.matched(one, 0) == (160, True)
 
 
 def test_the_wrong_failure_policy_stores_and_loads_nothing() -> None:

@@ -126,8 +126,7 @@ fn read_value(name: &str, text: &str) -> Result<Value, String> {
                 .collect();
             return Ok(json!(paths?));
         }
-<<<<<<< HEAD
-        "weights_id" | "store" => json!(text),
+        "cache_dir" | "weights_id" | "store" => json!(text),
         "describe_file" => {
             check_value(name, &json!(text))?;
             json!(whole(Path::new(text))?)
@@ -137,9 +136,6 @@ fn read_value(name: &str, text: &str) -> Result<Value, String> {
             .parse::<ByteSize>()
             .map(|size| json!(size.0))
             .map_err(|reason| reason.to_string())?,
-=======
-        "cache_dir" | "weights_id" | "store" => json!(text),
->>>>>>> h/ident
         _ => serde_json::from_str(text).unwrap_or_else(|_| json!(text)),
     };
     check_value(name, &value).map(|()| value)
@@ -159,11 +155,7 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
             let path = text().ok_or_else(|| "the value has to be text that is not empty".to_owned())?;
             check_socket(path)
         }
-<<<<<<< HEAD
-        "weights_id" | "describe_file" => expect(text().is_some(), "text that is not empty"),
-=======
-        "cache_dir" | "weights_id" => expect(text().is_some(), "text that is not empty"),
->>>>>>> h/ident
+        "cache_dir" | "weights_id" | "describe_file" => expect(text().is_some(), "text that is not empty"),
         "store" => expect(matches!(text(), Some("all" | "prompt")), "all or prompt"),
         "heartbeat_interval" | "deadline" | "lookup_wait" => expect(
             value
@@ -197,11 +189,8 @@ pub(super) const KNOWN: &[&str] = &[
     "checksums",
     "credit_bytes",
     "deadline",
-<<<<<<< HEAD
     "describe_file",
-=======
     "hash_threads",
->>>>>>> h/ident
     "heartbeat_interval",
     "lookup_wait",
     "preferred_base",

@@ -35,6 +35,8 @@ pub struct LookupAnswer {
     pub present_tokens: Vec<u64>,
     /// The server could not be asked: a miss that says nothing about what it holds.
     pub degraded: bool,
+    /// There is more than was promised, since the pins of this client keep as much as they may.
+    pub shortened: bool,
 }
 
 impl LookupAnswer {
@@ -235,6 +237,7 @@ fn look_up_at(
         loads: found.answer.loads.iter().map(load).collect(),
         present_tokens: found.answer.present_tokens,
         degraded: false,
+        shortened: found.shortened,
     })
 }
 
@@ -339,5 +342,6 @@ fn answer(reply: LookupReply, session: &Session) -> LookupAnswer {
         loads: reply.loads,
         present_tokens: reply.present_tokens,
         degraded: false,
+        shortened: false, // the message does not say
     }
 }

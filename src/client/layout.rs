@@ -102,6 +102,9 @@ impl ObjectGroupPages {
     }
 }
 
+/// Most bytes of one page: as many zeroes are held for null blocks.
+const PAGE_BYTES_MAX: u64 = 1 << 30;
+
 /// An engine's KV memory: regions and where the pages of each object group lie in them.
 #[derive(Debug)]
 pub struct KvMemory {
@@ -133,7 +136,7 @@ impl KvMemory {
                 u16::MAX - 1
             )));
         }
-        let mut largest_page = 0;
+        let mut largest_page: u64 = 0;
         let mut seen: Vec<u16> = Vec::new();
         for object in &groups {
             if seen.contains(&object.group) {
@@ -144,6 +147,11 @@ impl KvMemory {
             }
             seen.push(object.group);
             largest_page = largest_page.max(check_group(object, &regions, blocks)?);
+        }
+        if largest_page > PAGE_BYTES_MAX {
+            return Err(ClientError::layout(format!(
+                "a page of {largest_page} bytes; at most {PAGE_BYTES_MAX} are allowed"
+            )));
         }
         regions.push(HostMemory::zeroed(largest_page as usize).read_only());
         Ok(Self {

@@ -26,7 +26,7 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvasir import Client, KvasirError
-from kvasir.vllm import describe, engine, identity, layout, weights, worker
+from kvasir.vllm import describe, engine, identity, layout, outer, weights, worker
 from kvasir.vllm import geometry as geometries
 from kvasir.vllm.fleet import Fleet
 from kvasir.vllm.meta import RankReport, StepPlan, StepReport
@@ -124,6 +124,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerRole | None = None
         self._worker: worker.WorkerRole | None = None
         self._rank_report: RankReport | None = None
+        self._rank_told = False
+        self._no_loads = ""
         if scheduling:
             self._scheduler = SchedulerRole(
                 self._geometry,
@@ -138,7 +140,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 getattr(vllm_config, "lora_config", None),
                 identity.counts_media(vllm_config),
             )
+            if not self._client.healthy:
+                self._scheduler.away_at_start()
         else:
+            # Before the engine is done with its start: later nobody says what its own configuration is.
+            if self._settings.loads:
+                self._no_loads = outer.forbids_loads(transfer, self._without_loads)
             adapters = engine.loaded_adapters(vllm_config, self._notes)
             self._worker = worker.WorkerRole(
                 self._geometry, clients[0], rank, self._notes, vllm_config.max_concurrent_batches, adapters
@@ -169,7 +176,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             )
         except KvasirError as error:
             if error.kind == "Unavailable":
-                self._notes.warn("away", f"{error}; the engine starts without it and uses it as soon as it answers")
+                self._notes.warn(
+                    "away",
+                    f"the server at {self._client.socket} is away ({self._client.state_text}); the engine starts without it "
+                    "and uses it as soon as it answers",
+                )
                 return
             raise ValueError(f"Kvasir at {self._client.socket} cannot serve this model: {error}") from None
         self._geometry.check_chunk(chunk_size, block_size)
@@ -195,13 +206,16 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         policy = transfer.kv_load_failure_policy
         if policy == "recompute":
             return True
-        what = "stores only, loads nothing" if settings.stores else "neither stores nor loads anything"
         self._notes.warn(
             "policy",
-            f"{what}: kv_load_failure_policy is {policy!r}, under which a load that fails would fail its request. "
-            "Set it to \"recompute\"; `kvasir vllm-args` prints the configuration to use",
+            f"{self._without_loads}: kv_load_failure_policy is {policy!r}, under which a load that fails would fail its "
+            "request. Set it to \"recompute\"; `kvasir vllm-args` prints the configuration to use",
         )
         return False
+
+    @property
+    def _without_loads(self) -> str:
+        return "stores only, loads nothing" if self._settings.stores else "neither stores nor loads anything"
 
     def _check_block_size(self) -> None:
         """Finds steps that end where nothing can be resumed; the CPU engine resets its block size after this was made."""
@@ -240,7 +254,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             if error.kind != "Unavailable":
                 raise ValueError(f"Kvasir at {self._client.socket} refuses this engine's KV cache: {error}") from None
         self._worker.say_path()
-        self._rank_report = RankReport(rank, domain)
+        self._rank_report = RankReport(rank, domain, no_loads=self._no_loads)
         self._describe(domain)
 
     def _describe(self, domain: dict[str, Any]) -> None:
@@ -277,7 +291,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Hands the workers' reports to the scheduler role."""
         assert self._scheduler is not None
-        self._scheduler.set_ranks({place: handshake.report for place, handshake in metadata.items()})
+        own = {place: one.report for place, one in metadata.items() if isinstance(one, KvasirHandshake)}
+        # Of several connectors in one the engine hands on what the first says; the workers' first step then says the rest.
+        if len(own) == len(metadata):
+            self._scheduler.set_ranks(own)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -304,9 +321,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See `SchedulerRole.allocated`."""
         self._count(request, num_external_tokens)
-        if num_external_tokens > 0:
-            assert self._scheduler is not None
-            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        assert self._scheduler is not None
+        table = blocks.get_block_ids() if num_external_tokens > 0 else ()
+        self._scheduler.allocated(request, table, num_external_tokens)
 
     @_spares_the_engine(_nothing)
     def _count(self, request: Any, external: int) -> None:
@@ -402,9 +419,13 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_spares_the_engine(_nothing)
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """What this step's stores found out."""
+        """What this step's stores found out, and what the worker can do."""
         assert self._worker is not None
         report = self._worker.take_report()
+        if self._rank_report is not None and not self._rank_told:
+            self._rank_told = True
+            report = report or StepReport()
+            report.ranks[self._rank_report.rank] = self._rank_report
         return KvasirWorkerMetadata(report) if report is not None else None
 
     @_spares_the_engine(_nothing)

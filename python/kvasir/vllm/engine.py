@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm import __version__ as vllm_version
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.parallel_state import get_pp_group
 
 from kvasir.vllm.layout import Stage
@@ -30,6 +31,12 @@ def loaded_adapters(vllm_config: Any, notes: Notes) -> LoadedAdapters | None:
             "adapters", f"not caching requests with adapters: this vLLM ({vllm_version}) has no WorkerLoRAManager.{METHOD}"
         )
         return None
+
+
+def transfer_config() -> Any | None:
+    """The engine's own `kv_transfer_config`, where it says so: to its workers while they start."""
+    config = get_current_vllm_config_or_none()
+    return config.kv_transfer_config if config is not None else None
 
 
 def exchange(own: Stage | None) -> list[Stage | None]:

@@ -39,6 +39,7 @@ class Miss:
     runs: tuple[()] = ()
     present_tokens: tuple[()] = ()
     degraded: bool = True
+    shortened: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,8 @@ class FleetHit:
     reach: int
     """Tokens beyond which no server has anything of what was asked about."""
     degraded: bool = False
+    shortened: bool = False
+    """A server has more than it promised, since pins keep as much as they may there."""
 
     @property
     def runs_by_server(self) -> Sequence[Sequence[Named]]:
@@ -113,6 +116,11 @@ class Fleet:
     def healthy(self) -> bool:
         """Whether all are, and each is another: a prefix is whole only with the parts of every server."""
         return all(client.healthy for client in self._clients) and self._same() is None
+
+    @property
+    def readable(self) -> bool:
+        """Whether hits can be promised: of those that are not healthy, none is more than late."""
+        return all(client.readable for client in self._clients) and self._same() is None
 
     @property
     def state_text(self) -> str:
@@ -269,11 +277,13 @@ class Fleet:
         ]
         furthest = max(reach(hit) for hit in hits)
         agreed = all(hit.hit_tokens == length for hit in hits)
+        shortened = any(hit.shortened for hit in hits)
         if not asked.pin or length <= asked.local or not agreed:
             self._drop(asked)
-            return FleetHit(length if agreed else 0, (), (), present, furthest)
+            return FleetHit(length if agreed else 0, (), (), present, furthest, shortened=shortened)
         pins = tuple(hit.pin for hit in hits)
-        return FleetHit(length, pins if any(pins) else (), tuple(hits), present, furthest)  # type: ignore[arg-type]
+        kept = pins if any(pins) else ()
+        return FleetHit(length, kept, tuple(hits), present, furthest, shortened=shortened)  # type: ignore[arg-type]
 
     def _drop(self, asked: _Asked) -> None:
         for client, hit in zip(self._clients, asked.hits):

@@ -163,6 +163,8 @@ class RankReport:
     """The domain's fields, or None where this rank cannot take part."""
     problem: str = ""
     """Why it cannot."""
+    no_loads: str = ""
+    """What in the engine's own configuration, which only workers see, keeps it from loading."""
 
 
 class Loaded(NamedTuple):
@@ -181,6 +183,11 @@ class StepReport:
     """Requests with a chunk whose parent is not live: their chains have to be stored again from the first gap."""
     adapters: dict[int, Loaded] = dataclasses.field(default_factory=dict)
     """Adapters that were loaded, or loaded again from other files, by the engine's numbers."""
+    ability: dict[tuple[int, int], tuple[bool, str]] = dataclasses.field(default_factory=dict)
+    """Of workers (server, rank there) that are not as they should be, or are so again: whether they can load, and why not
+    all is well."""
+    ranks: dict[int, RankReport] = dataclasses.field(default_factory=dict)
+    """Once: what the handshake says too, which another connector's may take the place of."""
 
     def merge(self, other: StepReport) -> None:
         """Adds another worker's report."""
@@ -189,3 +196,5 @@ class StepReport:
             own = self.adapters.setdefault(number, loaded)
             if own != loaded:
                 self.adapters[number] = Loaded(own.path, b"")
+        self.ability |= other.ability
+        self.ranks |= other.ranks

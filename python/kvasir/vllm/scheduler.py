@@ -1,8 +1,8 @@
 """The scheduler role: hashes prompts, looks them up, decides what is loaded and stored.
 
 Every engine step is one pass: `matched` for each waiting request (asked again in every pass until the request is
-admitted, so nothing it does lasts), `allocated` for those that were admitted, then `build_plan` once. What was offered
-and not taken up by then is released.
+admitted), `allocated` for those that were admitted, then `build_plan` once. An engine may allocate in one pass and say
+so in a later one, so an offer lives until its request is told, asked about again, or ends.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from kvasir.vllm.geometry import Geometry, GeometryRefused
 from kvasir.vllm.lookups import Lookups
 from kvasir.vllm.meta import Load, RankReport, StepPlan, StepReport, Stores
 from kvasir.vllm.notes import Notes
+from kvasir.vllm.offers import Offers
+from kvasir.vllm.outages import Outage, Workers
 from kvasir.vllm.requests import Offer, RequestState, odd_switches
 from kvasir.vllm.runs import Table
 from kvasir.vllm.settings import Settings
@@ -87,10 +89,12 @@ class SchedulerRole:
         self._chunk_size = 0
         self._planner: StorePlanner | None = None
         self._refused = False
-        self._was_reachable = True
+        self._server = Outage(notes, f"the server at {client.socket} is back (healthy)")
+        self._workers = Workers(notes)
+        self._rank_reports: dict[int, RankReport] = {}
         self._states: dict[str, RequestState] = {}
         self._sessions = itertools.count(1)
-        self._offered: list[str] = []
+        self._offers = Offers(self._release, notes)
         self._loads: list[Load] = []
         self._step_loads: list[tuple[str, int | Pins]] = []
         """Requests with a synchronous load in the step that is being planned, and what holds it."""
@@ -123,6 +127,9 @@ class SchedulerRole:
         if fields:
             self._notes.warn("ranks", f"not caching: the ranks differ in {', '.join(fields)}")
             return
+        for text in sorted({report.no_loads for report in reports.values()} - {""}):
+            self._serves_loads = False
+            self._notes.warn("policy", text)
         self._domain = {key: next(iter(values)) for key, values in known.items()}
         self._tells_weights = pending
         self._ready()
@@ -167,12 +174,18 @@ class SchedulerRole:
 
     def _reachable(self) -> bool:
         """Whether the server can be asked; a change is said in the log."""
-        healthy = self._client.healthy
-        if healthy != self._was_reachable:
-            self._was_reachable = healthy
-            what = "back" if healthy else "away, so nothing is reused or stored"
-            self._notes.changed(f"the server at {self._client.socket} is {what} ({self._client.state_text})")
-        return healthy
+        client = self._client
+        if client.healthy:
+            self._server.end()
+            return True
+        readable, why = client.readable, client.state_text
+        what = "late, so nothing new is asked of it" if readable else "away, so nothing is reused or stored"
+        self._server.say(why, f"the server at {client.socket} is {what} ({why})")
+        return readable
+
+    def away_at_start(self) -> None:
+        """The server is away, and the log says so already."""
+        self._server.begin(self._client.state_text)
 
     # Waiting requests
 
@@ -199,7 +212,7 @@ class SchedulerRole:
         """Tokens beyond `local` that can be loaded, and whether between steps; (None, False) to be asked again."""
         state = self._state(request)
         state.local = local
-        self._withdraw(state)
+        self._offers.withdraw(state)
         state.compute_anew()
         if state.bypass or not self._ready() or not self._reachable():
             return 0, False
@@ -208,6 +221,7 @@ class SchedulerRole:
         cap = (request.num_tokens - 1) // self._geometry.alignment * self._geometry.alignment
         wanted = (
             self._serves_loads
+            and self._workers.load
             and not (state.failed or state.no_load or getattr(request, "skip_reading_prefix_cache", False))
             and cap > local
         )
@@ -217,6 +231,9 @@ class SchedulerRole:
                 self._learn(state)
             return 0, False
         hit = self._lookups.poll(state, self._seed, self._chunk_size, cap, local, pin=True)
+        while hit is not None and hit.shortened and self._offers.give_way():
+            self._release(hit.pin)
+            hit = self._lookups.poll(state, self._seed, self._chunk_size, cap, local, pin=True)
         if hit is None:
             return None, False
         self._cover(state, hit)
@@ -225,8 +242,7 @@ class SchedulerRole:
         if total <= local or total != hit.hit_tokens:
             self._release(hit.pin)
             return 0, False
-        state.offer = Offer(hit, local, total)
-        self._offered.append(request.request_id)
+        self._offers.make(state, Offer(hit, local, total))
         return total - local, self.loads_async
 
     def admitted(self, request: Any, external: int) -> None:
@@ -273,9 +289,13 @@ class SchedulerRole:
     def allocated(self, request: Any, table: Table, external: int) -> None:
         """The engine has allocated blocks; with `external` tokens above 0 it counts on their being loaded."""
         if external <= 0:
+            # Without the load that was offered, or after it.
+            told = self._states.get(request.request_id)
+            if told is not None:
+                self._offers.withdraw(told)
             return
         state = self._state(request)
-        offer, state.offer = state.offer, None
+        offer = self._offers.take(state)
         load = Load(request.request_id, state.session, [], broken=True, adapter=state.adapter)
         # In the plan whatever happens below: a load that nobody reports would leave its request waiting for ever.
         self._loads.append(load)
@@ -358,17 +378,9 @@ class SchedulerRole:
         return plan
 
     def _end_pass(self) -> None:
-        """Lets go of what was offered and not taken up, and of loads whose step is over."""
+        """Lets go of loads whose step is over."""
         self._lookups.new_step()
         self._tally.next_step()
-        offered, self._offered = self._offered, []
-        states = (self._states.get(request_id) for request_id in offered)
-        offers = [(state, state.offer) for state in states if state is not None and state.offer is not None]
-        for state, _ in offers:
-            state.offer = None
-        pins = [offer.hit.pin for _, offer in offers if offer.hit.pin]
-        if pins:
-            self._client.release(pins)  # type: ignore[arg-type]  # of one client all pins are of one kind
         self._running.append(self._step_loads)
         self._step_loads = []
         while len(self._running) > self._steps_under_way:
@@ -386,7 +398,7 @@ class SchedulerRole:
     ) -> Stores | None:
         # Identity and chunk size may have become known since the last request came.
         planner = self._planner if self._ready() else None
-        if planner is None or not self._reachable():
+        if planner is None or not self._reachable() or not self._workers.store:
             return None
         out = Stores()
         for step in scheduled:
@@ -450,13 +462,20 @@ class SchedulerRole:
                 # What the lookup found may be gone; what is computed instead is stored where the server lacks it.
                 state.store_again()
         self._let_go(finished)
-        for number, loaded in report.adapters.items() if report else ():
+        if report is None:
+            return
+        for number, loaded in report.adapters.items():
             if self._adapters.loaded(number, loaded):
                 # What has been computed is of one adapter and what follows of another.
                 for state in self._states.values():
                     if state.adapter_entry is not None and state.adapter_entry.number == number:
                         state.no_store = state.no_store or state.adapter is not None
-        for request_id in report.orphaned if report else ():
+        self._workers.report(report.ability)
+        if report.ranks:
+            self._rank_reports |= report.ranks
+            if self._domain is None and len(self._rank_reports) == self._ranks:
+                self.set_ranks(self._rank_reports)
+        for request_id in report.orphaned:
             state = self._states.get(request_id)
             if state is not None and state.resets < RESETS_MAX:
                 state.resets += 1
@@ -470,7 +489,7 @@ class SchedulerRole:
             return
         self._withhold(request_id)
         self._tally.gone(request_id)
-        self._withdraw(state)
+        self._offers.withdraw(state)
         self._lookups.drop(state)
         self._release(state.held_pin)
         if state.chain is not None:
@@ -488,7 +507,7 @@ class SchedulerRole:
             state.store_again()
             if renew:
                 # Its blocks come from the old weights.
-                self._withdraw(state)
+                self._offers.withdraw(state)
                 self._lookups.drop(state)
                 state.chain, state.hashed, state.no_store = None, 0, True
         if renew:
@@ -522,11 +541,6 @@ class SchedulerRole:
             if state is not None:
                 self._release(state.held_pin)
                 state.held_pin = 0
-
-    def _withdraw(self, state: RequestState) -> None:
-        offer, state.offer = state.offer, None
-        if offer is not None:
-            self._release(offer.hit.pin)
 
     def _release(self, pin: int | Pins) -> None:
         if pin:

@@ -90,6 +90,7 @@ class WorkerRole:
         self._results = Results(set(), set())
         self._bad_blocks: set[int] = set()
         self._orphaned: set[str] = set()
+        self._was_well = True
 
     def register(self, kv_caches: Mapping[str, Any], layout: Layout, domain: Mapping[str, Any]) -> None:
         """Names the engine's memory and registers it. The server may be away; the client then does it later.
@@ -300,10 +301,21 @@ class WorkerRole:
     def take_report(self) -> StepReport | None:
         """What the scheduler role should hear about this step."""
         loaded = self._adapters.take_news() if self._adapters is not None else {}
-        if not self._orphaned and not loaded:
+        ability = self._ability()
+        if not self._orphaned and not loaded and not ability:
             return None
         orphaned, self._orphaned = self._orphaned, set()
-        return StepReport(orphaned, loaded)
+        return StepReport(orphaned, loaded, ability)
+
+    def _ability(self) -> dict[tuple[int, int], tuple[bool, str]]:
+        """Whether this worker can load, and why it is not as it should be; nothing while all is well."""
+        loads, why = True, ""
+        if self._layout is None and self._domain:
+            loads, why = False, "its KV cache is not registered"
+        elif not self._client.healthy:
+            loads, why = self._client.readable, self._client.state_text
+        was_well, self._was_well = self._was_well, not why
+        return {} if was_well and not why else {(self._rank.server, self._rank.rank): (loads, why)}
 
     def close(self) -> None:
         """Waits for running loads and ends the connection."""
