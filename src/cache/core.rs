@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 use super::api::*;
 use super::credit::Credit;
 use super::error::CoreError;
-use super::evict::Later;
 use super::index::Index;
 use super::partials::Partials;
 use super::pins::PinTable;
 use super::records::Records;
 use super::registry::Registry;
 use super::slabs::{SLAB_BYTES, Slabs};
+use super::sweep::Sweep;
 use super::{MAX_CHUNK_TOKENS, SLABS};
 use crate::pool::body::{NumberPool, chain_blocks};
 use crate::pool::{FRAME_BYTES, Pool, PoolConfig, Prefault, PrefaultEvent};
@@ -39,6 +39,8 @@ pub(super) struct Client {
     pub(super) credit: Credit,
     /// Commits made; tells which partials other ranks have passed by.
     pub(super) commits: u64,
+    /// Domains in which what its engine has begun is yet to end, since it left them.
+    pub(super) left: Vec<u32>,
 }
 
 /// The cache. All requests are methods; none blocks, none waits for a client.
@@ -48,8 +50,10 @@ pub struct Core {
     pub(super) index: Index,
     pub(super) records: Records,
     pub(super) chains: NumberPool,
-    /// Records that are out of the index and keep their frames for a reader.
-    pub(super) limbo: BTreeSet<u32>,
+    /// The look at what readers pin.
+    pub(super) sweep: Sweep,
+    /// The slab whose touched log is read next.
+    pub(super) touched_next: usize,
     pub(super) pins: PinTable,
     pub(super) slabs: Slabs,
     pub(super) clients: Vec<Option<Client>>,
@@ -59,7 +63,7 @@ pub struct Core {
     /// The one size of all domains, where there is one.
     chunk_size: Option<u32>,
     /// Every size in force, that one included.
-    chunk_sizes: BTreeSet<u32>,
+    pub(super) chunk_sizes: BTreeSet<u32>,
     pub(super) boot_seq: u64,
     pub(super) publications: u64,
     pub(super) prefault_ended: bool,
@@ -93,7 +97,8 @@ impl Core {
             index: Index::create(frames)?,
             records: Records::new(frames),
             chains: NumberPool::new(chain_blocks(frames)),
-            limbo: BTreeSet::new(),
+            sweep: Sweep::new(),
+            touched_next: 0,
             pins: PinTable::new(config.max_pins_per_client, config.max_pinned_objects_per_client),
             slabs: Slabs::create()?,
             clients: (0..SLABS).map(|_| None).collect(),
@@ -158,6 +163,7 @@ impl Core {
             registration: None,
             credit: Credit::default(),
             commits: 0,
+            left: Vec::new(),
         });
         Ok(id)
     }
@@ -197,40 +203,6 @@ impl Core {
         Ok(())
     }
 
-    /// The connection is closed: drops the pins it made in the request form. Slab and grants stay.
-    ///
-    /// # Errors
-    /// [`CoreError::UnknownClient`].
-    pub fn disconnected(&mut self, client: ClientId) -> Result<(), CoreError> {
-        self.client(client)?;
-        for record in self.pins.end_client(client) {
-            self.records.unpin(record);
-        }
-        Ok(())
-    }
-
-    /// Whether the client is gone: its lock byte is free, and everything it held has been taken back. False:
-    /// it lives on without its connection and may still write its grants; ask again later.
-    ///
-    /// # Errors
-    /// [`CoreError::UnknownClient`], [`CoreError::Shm`]; [`CoreError::Pool`] when the books are wrong.
-    pub fn client_gone(&mut self, client: ClientId) -> Result<bool, CoreError> {
-        self.client(client)?;
-        if self.slabs.is_locked(client.slab)? {
-            return Ok(false);
-        }
-        self.disconnected(client)?;
-        self.unregister(client)?;
-        let credit = self.client_mut(client)?.credit.take_all();
-        let freed = self.pool.free_granted(&credit);
-        self.departed.add(&self.slabs.counters(client.slab));
-        // Whatever that said, nothing of the credit is left to ask for again.
-        self.slabs.close(client.slab);
-        self.clients[usize::from(client.slab)] = None;
-        freed?;
-        Ok(true)
-    }
-
     /// Records the chunk size of all domains. The same size again is fine.
     ///
     /// # Errors
@@ -257,64 +229,6 @@ impl Core {
             return Err(wrong_chunk_size(tokens, "another size is bound already"));
         }
         self.chunk_sizes.insert(tokens);
-        Ok(())
-    }
-
-    /// Registers one rank, and returns the number of its domain and how many frames its pins may keep. A rank of an
-    /// engine that registers again ends the engine's partials: whatever it stored before may never be completed.
-    ///
-    /// # Errors
-    /// [`CoreError::NotNegotiated`], [`CoreError::UnknownClient`], and those of the layout:
-    /// [`CoreError::InvalidArgument`], [`CoreError::InvalidGroup`], [`CoreError::RegistrationConflict`],
-    /// [`CoreError::ObjectTooLarge`], [`CoreError::LimitExceeded`]. Nothing has changed then.
-    pub fn register(
-        &mut self,
-        client: ClientId,
-        registration: &Registration,
-    ) -> Result<(u32, u64), CoreError> {
-        self.require_chunk_size()?;
-        if !self.chunk_sizes.contains(&registration.chunk_size) {
-            let size = registration.chunk_size;
-            return Err(wrong_chunk_size(size, "it must be one that was negotiated"));
-        }
-        let instance = self.client(client)?.info.engine_instance;
-        let domain = self.registry.register(registration, self.pool.frames())?;
-        let same_rank = |c: &&Client| {
-            let rank = c.registration.as_ref().map(|r| r.rank);
-            c.info.engine_instance == instance && (c.id == client || rank == Some(registration.rank))
-        };
-        let again = self
-            .clients
-            .iter()
-            .flatten()
-            .any(|c| same_rank(&c) && c.registration.is_some());
-        if again {
-            self.end_instance(&instance)?;
-        }
-        let new = RankRegistration {
-            domain,
-            rank: registration.rank,
-            parts: registration.groups.iter().map(|g| (g.group, g.part)).collect(),
-            stores: registration.stores,
-            payload_path: registration.payload_path,
-        };
-        if let Some(old) = self.client_mut(client)?.registration.replace(new) {
-            self.registry.unregister(old.domain);
-        }
-        Ok((domain, self.kept_frames_max(self.domain(domain)?)))
-    }
-
-    /// Drops the client's registration and its engine's partials. Objects stay. Fine when there is none.
-    ///
-    /// # Errors
-    /// [`CoreError::UnknownClient`]; [`CoreError::Pool`] when the books are wrong.
-    pub fn unregister(&mut self, client: ClientId) -> Result<(), CoreError> {
-        let entry = self.client_mut(client)?;
-        let instance = entry.info.engine_instance;
-        if let Some(old) = entry.registration.take() {
-            self.end_instance(&instance)?;
-            self.registry.unregister(old.domain);
-        }
         Ok(())
     }
 
@@ -356,17 +270,9 @@ impl Core {
         }
         Ok(client)
     }
-
-    fn end_instance(&mut self, instance: &[u8; 16]) -> Result<(), CoreError> {
-        for key in self.partials.of_instance(instance) {
-            self.end_partial(&key, Later::Welcome)?;
-        }
-        self.partials.forget_ended(instance);
-        Ok(())
-    }
 }
 
-fn wrong_chunk_size(tokens: u32, expected: &'static str) -> CoreError {
+pub(super) fn wrong_chunk_size(tokens: u32, expected: &'static str) -> CoreError {
     CoreError::InvalidArgument {
         field: "chunk size",
         value: tokens.into(),

@@ -8,11 +8,15 @@
 //! The order of words is the contract of docs/shm-layout.md; `loom` checks it on a miniature.
 
 mod api;
+mod audit;
+mod chunked;
+mod clients;
 mod commit;
 mod core;
 mod credit;
 pub mod direct;
 mod discard;
+mod ends;
 mod error;
 mod evict;
 mod grants;
@@ -32,9 +36,11 @@ mod read;
 pub mod record;
 mod records;
 mod registry;
+mod runs;
 mod shape;
 pub mod slabs;
 mod status;
+mod sweep;
 mod tails;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -42,10 +48,16 @@ pub mod turn;
 
 pub use self::core::Core;
 pub use api::*;
+pub use clients::{ClientGone, Disconnected, Register, Unregister};
+pub use commit::Committing;
+pub use discard::Discard;
 pub use error::CoreError;
-pub use policy::{EvictionPolicy, Lru};
+pub use evict::Clear;
+pub use grants::{Abort, Grant};
+pub use policy::{EvictionPolicy, Lru, Place};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
 pub use shape::{DomainShape, GroupShape};
+pub use status::Reporting;
 pub use tails::{TailList, Tails};
 
 pub use crate::geometry::MAX_CHUNK_TOKENS;

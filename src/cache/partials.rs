@@ -1,23 +1,41 @@
 //! Objects some of whose parts are missing. Each belongs to one engine instance.
 //!
 //! May import `pool` and this module's `api`.
+//!
+//! Everything that is asked of them has its own order, so that nothing looks at those of others. Trees and not hash tables:
+//! a table of a million entries that grows keeps everybody waiting.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use super::{ClientId, ObjectId};
-use crate::pool::Extent;
 use crate::pool::body::PartBody;
+use crate::pool::{Extent, count_frames};
 
 /// Marks of ended partials that are remembered.
 const MAX_ENDED: usize = 65536;
 
-/// Names a partial: two engines build two of one object.
+/// Names a partial: two engines build two of one object, and what two domains call by one key is not the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct PartialKey {
     /// The engine.
     pub(super) instance: [u8; 16],
+    /// Number of the domain, whose sizes and numbers of parts hold for all of it.
+    pub(super) domain: u32,
     /// The object.
     pub(super) id: ObjectId,
+}
+
+/// One part of an incomplete object.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// Its number.
+    pub(super) number: u16,
+    /// Its bytes.
+    pub(super) body: PartBody,
+    /// Who brought it.
+    pub(super) by: ClientId,
 }
 
 /// An incomplete object.
@@ -29,41 +47,123 @@ pub(super) struct Partial {
     pub(super) tokens: u32,
     /// The first token that all parts so far hold.
     pub(super) held_from: u32,
-    /// The parts that are there, and who brought them.
-    pub(super) parts: Vec<Option<(PartBody, ClientId)>>,
+    /// The parts that are there, in the order of their numbers: what is missing takes no memory.
+    parts: Vec<Part>,
+    /// Parts of the whole object.
+    of: u16,
     /// The client that brought the first part, and how many commits it had made by then.
     pub(super) opened: (ClientId, u64),
-    seq: u64,
+    /// Its age: no two have the same, ever.
+    pub(super) seq: u64,
 }
 
 impl Partial {
     /// Whether all parts are there.
     pub(super) fn is_complete(&self) -> bool {
-        self.parts.iter().all(Option::is_some)
+        self.parts.len() == usize::from(self.of)
+    }
+
+    /// The parts that are there, by number.
+    pub(super) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// A part, if it is there.
+    pub(super) fn part(&self, number: u16) -> Option<&Part> {
+        let at = self.parts.binary_search_by_key(&number, |p| p.number).ok()?;
+        self.parts.get(at)
+    }
+
+    /// Which parts have come.
+    pub(super) fn seen(&self) -> Seen {
+        let mut seen = Seen::none(self.of);
+        for part in &self.parts {
+            seen.note(part.number);
+        }
+        seen
     }
 
     /// The runs of all parts that are there.
     pub(super) fn extents(&self) -> Vec<Extent> {
-        let parts = self.parts.iter().flatten();
-        parts.flat_map(|(body, _)| body.extents.iter().copied()).collect()
+        let parts = self.parts.iter();
+        parts.flat_map(|part| part.body.extents.iter().copied()).collect()
+    }
+}
+
+/// Which parts of an object have come, a bit for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    of: u16,
+    /// Of the first 64 parts, which are all in most engines.
+    first: u64,
+    others: Box<[u64]>,
+}
+
+impl Seen {
+    /// None of so many parts.
+    pub(super) fn none(of: u16) -> Self {
+        let words = usize::from(of).div_ceil(64);
+        Self {
+            of,
+            first: 0,
+            others: vec![0; words.saturating_sub(1)].into_boxed_slice(),
+        }
+    }
+
+    /// Only this of so many parts.
+    pub(super) fn only(part: u16, of: u16) -> Self {
+        let mut seen = Self::none(of);
+        seen.note(part);
+        seen
+    }
+
+    /// Notes a part, if there is one of that number. Whether it had come before.
+    pub(super) fn note(&mut self, part: u16) -> bool {
+        if part >= self.of {
+            return false;
+        }
+        let word = match usize::from(part / 64).checked_sub(1) {
+            None => &mut self.first,
+            Some(at) => &mut self.others[at],
+        };
+        let bit = 1 << (part % 64);
+        let before = *word & bit != 0;
+        *word |= bit;
+        before
+    }
+
+    /// Whether all have come.
+    pub(super) fn is_all(&self) -> bool {
+        let others = self.others.iter().map(|word| word.count_ones()).sum::<u32>();
+        self.first.count_ones() + others == u32::from(self.of)
     }
 }
 
 /// A partial that ended before all its parts had come: the parts still to come are turned away.
 #[derive(Clone, Debug)]
 struct Ended {
-    seen: Vec<bool>,
+    seen: Seen,
     seq: u64,
 }
+
+/// An engine in one domain.
+type Engine = ([u8; 16], u32);
 
 /// All partials.
 #[derive(Debug, Default)]
 pub(super) struct Partials {
-    all: HashMap<PartialKey, Partial>,
+    all: BTreeMap<PartialKey, Partial>,
     order: BTreeMap<u64, PartialKey>,
-    by_id: HashMap<ObjectId, Vec<PartialKey>>,
-    ended: HashMap<PartialKey, Ended>,
-    ended_order: VecDeque<(u64, PartialKey)>,
+    /// By age: those of each object, of each engine and of each client that has begun any.
+    of_object: BTreeSet<(ObjectId, u64)>,
+    of_engine: BTreeSet<(Engine, u64)>,
+    of_client: BTreeSet<(ClientId, u64)>,
+    by_record: BTreeMap<u32, PartialKey>,
+    /// Frames of the parts of each client; nothing of one that has none.
+    frames: BTreeMap<ClientId, u64>,
+    ended: BTreeMap<PartialKey, Ended>,
+    ended_order: BTreeMap<u64, PartialKey>,
+    ended_of: BTreeSet<(Engine, u64)>,
     seq: u64,
 }
 
@@ -89,12 +189,16 @@ impl Partials {
     ) {
         self.seq += 1;
         self.order.insert(self.seq, key);
-        self.by_id.entry(key.id).or_default().push(key);
+        self.of_object.insert((key.id, self.seq));
+        self.of_engine.insert((key.engine(), self.seq));
+        self.of_client.insert((opened.0, self.seq));
+        self.by_record.insert(record, key);
         let partial = Partial {
             record,
             tokens,
             held_from: 0,
-            parts: vec![None; parts.into()],
+            parts: Vec::with_capacity(1),
+            of: parts,
             opened,
             seq: self.seq,
         };
@@ -113,35 +217,92 @@ impl Partials {
         let Some(partial) = self.all.get_mut(key) else {
             return false;
         };
+        let part = Part {
+            number: part,
+            body,
+            by: client,
+        };
+        // One that is there already, or is none of the object's, is the caller's to turn away.
+        let (Err(at), true) = (
+            partial.parts.binary_search_by_key(&part.number, |p| p.number),
+            part.number < partial.of,
+        ) else {
+            debug_assert!(false, "part {} of {} is not missing", part.number, partial.of);
+            return false;
+        };
         partial.held_from = partial.held_from.max(held_from);
-        partial.parts[usize::from(part)] = Some((body, client));
+        *self.frames.entry(client).or_default() += count_frames(&part.body.extents);
+        partial.parts.insert(at, part);
         partial.is_complete()
     }
 
     /// Takes a partial out.
     pub(super) fn take(&mut self, key: &PartialKey) -> Option<Partial> {
         let partial = self.all.remove(key)?;
-        self.order.remove(&partial.seq);
-        if let Some(keys) = self.by_id.get_mut(&key.id) {
-            keys.retain(|k| k != key);
-            if keys.is_empty() {
-                self.by_id.remove(&key.id);
+        for part in &partial.parts {
+            if let Entry::Occupied(mut held) = self.frames.entry(part.by) {
+                *held.get_mut() -= count_frames(&part.body.extents);
+                if *held.get() == 0 {
+                    held.remove();
+                }
             }
         }
+        self.order.remove(&partial.seq);
+        self.of_object.remove(&(key.id, partial.seq));
+        self.of_engine.remove(&(key.engine(), partial.seq));
+        self.of_client.remove(&(partial.opened.0, partial.seq));
+        self.by_record.remove(&partial.record);
         Some(partial)
     }
 
-    /// Partials of one object, of whatever engine.
-    pub(super) fn of_object(&self, id: &ObjectId) -> Vec<PartialKey> {
-        self.by_id.get(id).cloned().unwrap_or_default()
+    /// Frames of the parts that a client has brought to partials.
+    pub(super) fn frames_of(&self, client: ClientId) -> u64 {
+        self.frames.get(&client).copied().unwrap_or_default()
     }
 
-    /// Partials of one engine, the oldest first.
-    pub(super) fn of_instance(&self, instance: &[u8; 16]) -> Vec<PartialKey> {
-        self.iter()
-            .map(|(key, _)| *key)
-            .filter(|key| key.instance == *instance)
-            .collect()
+    /// The partial of a record.
+    pub(super) fn of_record(&self, record: u32) -> Option<(&PartialKey, &Partial)> {
+        self.all.get_key_value(self.by_record.get(&record)?)
+    }
+
+    /// The oldest partial of a name, of whatever engine and domain, but this one.
+    pub(super) fn rival_of(&self, key: &PartialKey) -> Option<&PartialKey> {
+        let of_object = self.of_object.range((key.id, 0)..=(key.id, u64::MAX));
+        let mut keys = of_object.filter_map(|(_, seq)| self.order.get(seq));
+        keys.find(|rival| *rival != key)
+    }
+
+    /// The youngest of an engine in a domain that is not younger than that.
+    pub(super) fn youngest_of(&self, key: Engine, seq: u64) -> Option<(&PartialKey, &Partial)> {
+        let (_, seq) = self.of_engine.range((key, 0)..=(key, seq)).next_back()?;
+        self.all.get_key_value(self.order.get(seq)?)
+    }
+
+    /// The oldest that a client has begun.
+    pub(super) fn oldest_of(&self, client: ClientId) -> Option<(&PartialKey, &Partial)> {
+        let (_, seq) = self.of_client.range((client, 0)..=(client, u64::MAX)).next()?;
+        self.all.get_key_value(self.order.get(seq)?)
+    }
+
+    /// The oldest of the next client that has begun any: the client after this one, or the first.
+    pub(super) fn oldest_of_next(&self, after: Option<ClientId>) -> Option<(&PartialKey, &Partial)> {
+        let from = match after {
+            Some(client) => Bound::Excluded((client, u64::MAX)),
+            None => Bound::Unbounded,
+        };
+        let (_, seq) = self.of_client.range((from, Bound::Unbounded)).next()?;
+        self.all.get_key_value(self.order.get(seq)?)
+    }
+
+    /// The youngest that is not younger than that.
+    pub(super) fn youngest(&self, seq: u64) -> Option<(&PartialKey, &Partial)> {
+        let (_, key) = self.order.range(..=seq).next_back()?;
+        self.all.get_key_value(key)
+    }
+
+    /// The age of the youngest.
+    pub(super) fn last_seq(&self) -> u64 {
+        self.seq
     }
 
     /// All partials, the oldest first.
@@ -151,20 +312,27 @@ impl Partials {
 
     /// Remembers that a partial has ended and which of its parts have come, so that the rest do not begin
     /// it anew. Nothing to remember when all have.
-    pub(super) fn mark_ended(&mut self, key: PartialKey, seen: Vec<bool>) {
-        if seen.iter().all(|s| *s) {
+    pub(super) fn mark_ended(&mut self, key: PartialKey, seen: Seen) {
+        if seen.is_all() {
             return;
         }
+        self.forget(&key);
         self.seq += 1;
         self.ended.insert(key, Ended { seen, seq: self.seq });
-        self.ended_order.push_back((self.seq, key));
-        while self.ended.len() > MAX_ENDED || self.ended_order.len() > 2 * MAX_ENDED {
-            let Some((seq, oldest)) = self.ended_order.pop_front() else {
+        self.ended_order.insert(self.seq, key);
+        self.ended_of.insert((key.engine(), self.seq));
+        while self.ended.len() > MAX_ENDED {
+            let Some(oldest) = self.ended_order.values().next().copied() else {
                 break;
             };
-            if self.ended.get(&oldest).is_some_and(|e| e.seq == seq) {
-                self.ended.remove(&oldest);
-            }
+            self.forget(&oldest);
+        }
+    }
+
+    fn forget(&mut self, key: &PartialKey) {
+        if let Some(ended) = self.ended.remove(key) {
+            self.ended_order.remove(&ended.seq);
+            self.ended_of.remove(&(key.engine(), ended.seq));
         }
     }
 
@@ -174,12 +342,9 @@ impl Partials {
         let Some(ended) = self.ended.get_mut(key) else {
             return false;
         };
-        let again = match ended.seen.get_mut(usize::from(part)) {
-            Some(seen) => std::mem::replace(seen, true),
-            None => false,
-        };
-        if again || ended.seen.iter().all(|s| *s) {
-            self.ended.remove(key);
+        let again = ended.seen.note(part);
+        if again || ended.seen.is_all() {
+            self.forget(key);
         }
         !again
     }
@@ -188,13 +353,25 @@ impl Partials {
     /// begin one that this part would be missing from.
     pub(super) fn not_needed(&mut self, key: PartialKey, part: u16, parts: u16) {
         if !self.turned_away(&key, part) {
-            self.mark_ended(key, (0..parts).map(|p| p == part).collect());
+            self.mark_ended(key, Seen::only(part, parts));
         }
     }
 
-    /// Forgets what ended of an engine: its ranks begin anew.
-    pub(super) fn forget_ended(&mut self, instance: &[u8; 16]) {
-        self.ended.retain(|key, _| key.instance != *instance);
+    /// Forgets one mark of an engine in a domain that is not younger than that: its ranks begin anew. False when there is none.
+    pub(super) fn forget_one(&mut self, engine: Engine, seq: u64) -> bool {
+        let oldest = self.ended_of.range((engine, 0)..=(engine, seq)).next();
+        let key = oldest.and_then(|(_, seq)| self.ended_order.get(seq)).copied();
+        if let Some(key) = key {
+            self.forget(&key);
+        }
+        key.is_some()
+    }
+}
+
+impl PartialKey {
+    /// Whose it is.
+    pub(super) fn engine(&self) -> Engine {
+        (self.instance, self.domain)
     }
 }
 
@@ -206,6 +383,7 @@ mod tests {
     fn key(n: u8, instance: u8) -> PartialKey {
         PartialKey {
             instance: [instance; 16],
+            domain: 4,
             id: ObjectId {
                 key: ChunkKey::from_bytes([n; 32]),
                 group: 0,
@@ -227,25 +405,71 @@ mod tests {
         assert!(complete.is_complete());
         assert_eq!(complete.held_from, 96, "what every part holds");
         assert_eq!(partials.len(), 0);
-        assert!(partials.of_object(&key(1, 1).id).is_empty());
+        assert!(partials.rival_of(&key(1, 2)).is_none());
+    }
+
+    #[test]
+    fn parts_that_are_missing_take_no_memory() {
+        let mut partials = Partials::default();
+        partials.open(key(1, 1), 5, 256, 1024, (CLIENT, 0));
+        partials.add_part(&key(1, 1), 1000, PartBody::default(), 0, CLIENT);
+        let partial = partials.get(&key(1, 1)).unwrap();
+        assert_eq!((partial.parts.capacity(), partial.parts().len()), (1, 1));
+        assert!(partial.part(1000).is_some() && partial.part(0).is_none());
+        for part in (0..1024).filter(|part| *part != 1000) {
+            let complete = partials.add_part(&key(1, 1), part, PartBody::default(), 0, CLIENT);
+            assert_eq!(complete, part == 1023, "part {part}");
+        }
+        let numbers = partials.get(&key(1, 1)).unwrap().parts().iter().map(|p| p.number);
+        assert!(numbers.eq(0..1024));
+    }
+
+    #[test]
+    fn parts_that_have_come_are_noted_by_their_bits() {
+        for of in [1, 63, 64, 65, 1024] {
+            let mut seen = Seen::none(of);
+            assert!(
+                !seen.note(of) && !seen.note(u16::MAX),
+                "none of {of} has that number"
+            );
+            for part in 0..of {
+                assert!(!seen.is_all());
+                assert!(!seen.note(part));
+                assert!(seen.note(part));
+            }
+            assert!(seen.is_all());
+        }
     }
 
     #[test]
     fn found_by_object_by_engine_and_by_age() {
         let mut partials = Partials::default();
-        for (n, instance) in [(3, 1), (1, 2), (1, 1)] {
-            partials.open(key(n, instance), n.into(), 256, 2, (CLIENT, 0));
+        for (record, (n, instance)) in [(3, 1), (1, 2), (1, 1)].into_iter().enumerate() {
+            let record = 3 - record as u32;
+            partials.open(key(n, instance), record, 256, 2, (CLIENT, 0));
         }
-        assert_eq!(partials.of_object(&key(1, 0).id), [key(1, 2), key(1, 1)]);
-        assert_eq!(partials.of_instance(&[1; 16]), [key(3, 1), key(1, 1)]);
+        assert_eq!(partials.rival_of(&key(1, 0)), Some(&key(1, 2)));
+        assert_eq!(partials.rival_of(&key(1, 2)), Some(&key(1, 1)));
+        assert_eq!(partials.rival_of(&key(3, 1)), None);
+        let youngest = |engine, seq| partials.youngest_of(engine, seq).map(|(key, _)| *key);
+        assert_eq!(youngest(([1; 16], 4), 3), Some(key(1, 1)));
+        assert_eq!(youngest(([1; 16], 4), 2), Some(key(3, 1)));
+        assert_eq!(youngest(([1; 16], 5), 3), None, "another domain");
+        assert_eq!(youngest(([2; 16], 4), 1), None, "that one is younger");
+        assert_eq!(partials.oldest_of(CLIENT).unwrap().0, &key(3, 1));
+        assert_eq!(partials.oldest_of_next(None).unwrap().0, &key(3, 1));
+        assert!(partials.oldest_of_next(Some(CLIENT)).is_none());
+        assert_eq!(partials.youngest(2).unwrap().0, &key(1, 2));
+        assert_eq!(partials.of_record(1).unwrap().0, &key(1, 1));
         partials.take(&key(3, 1));
+        assert_eq!(partials.oldest_of(CLIENT).unwrap().0, &key(1, 2));
         assert_eq!(partials.iter().next().unwrap().0, &key(1, 2));
     }
 
     #[test]
     fn parts_of_an_ended_partial_are_turned_away_once_each() {
         let mut partials = Partials::default();
-        partials.mark_ended(key(1, 1), vec![true, false, false]);
+        partials.mark_ended(key(1, 1), Seen::only(0, 3));
         assert!(!partials.turned_away(&key(1, 2), 1));
         assert!(partials.turned_away(&key(1, 1), 1));
         assert!(partials.turned_away(&key(1, 1), 2));
@@ -253,14 +477,21 @@ mod tests {
             !partials.turned_away(&key(1, 1), 0),
             "all parts have come: the next store is a new one"
         );
-        partials.mark_ended(key(1, 1), vec![false, true]);
+        partials.mark_ended(key(1, 1), Seen::only(1, 2));
         assert!(
             !partials.turned_away(&key(1, 1), 1),
             "a part of the next computation"
         );
         assert!(!partials.turned_away(&key(1, 1), 0));
-        partials.mark_ended(key(1, 1), vec![false, true]);
-        partials.forget_ended(&[1; 16]);
+        partials.mark_ended(key(1, 1), Seen::only(1, 2));
+        let forget_ended = |partials: &mut Partials, domain| {
+            let youngest = partials.last_seq();
+            while partials.forget_one(([1; 16], domain), youngest) {}
+        };
+        forget_ended(&mut partials, 5);
+        assert!(partials.turned_away(&key(1, 1), 0), "that was another domain");
+        partials.mark_ended(key(1, 1), Seen::only(1, 2));
+        forget_ended(&mut partials, 4);
         assert!(!partials.turned_away(&key(1, 1), 0));
     }
 
@@ -270,8 +501,12 @@ mod tests {
         for n in 0..MAX_ENDED + 10 {
             let mut key = key(1, 1);
             key.id.key = ChunkKey::from_bytes(*blake3::hash(&n.to_le_bytes()).as_bytes());
-            partials.mark_ended(key, vec![false]);
+            partials.mark_ended(key, Seen::none(1));
         }
-        assert_eq!(partials.ended.len(), MAX_ENDED);
+        let indexed = (partials.ended_order.len(), partials.ended_of.len());
+        assert_eq!(
+            (partials.ended.len(), indexed),
+            (MAX_ENDED, (MAX_ENDED, MAX_ENDED))
+        );
     }
 }
