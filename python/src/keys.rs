@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use kvasir::cache::{Tail, Tails};
@@ -136,6 +135,13 @@ pub(crate) struct ChainTails<'a> {
 }
 
 impl ChainTails<'_> {
+    /// The chunk behind all that have tails.
+    fn end_chunk(&self) -> u32 {
+        let chunks = self.chain.chain.keys().len() as u32;
+        // The one that is not full comes last.
+        chunks + u32::from(self.count(chunks) > 0)
+    }
+
     /// How many a chunk has.
     fn count(&self, chunk: u32) -> usize {
         let (chain, size) = (&self.chain.chain, self.chain.chain.chunk_size());
@@ -151,14 +157,8 @@ impl fmt::Debug for ChainTails<'_> {
 }
 
 impl Tails for ChainTails<'_> {
-    fn chunks(&self) -> Range<u32> {
-        let chunks = self.chain.chain.keys().len() as u32;
-        // The one that is not full comes last.
-        0..if self.count(chunks) > 0 {
-            chunks + 1
-        } else {
-            chunks
-        }
+    fn chunks(&self, last: u32) -> Vec<u32> {
+        (0..self.end_chunk().min(last.saturating_add(1))).collect()
     }
 
     fn of(&self, chunk: u32) -> Cow<'_, [Tail]> {
@@ -175,8 +175,7 @@ impl Tails for ChainTails<'_> {
     }
 
     fn end(&self, chunk_size: u32) -> u64 {
-        let chunks = self.chunks();
-        let last = chunks.rev().find(|chunk| self.count(*chunk) > 0);
+        let last = (0..self.end_chunk()).rev().find(|chunk| self.count(*chunk) > 0);
         last.map_or(0, |chunk| {
             u64::from(chunk) * u64::from(chunk_size) + self.count(chunk) as u64 * u64::from(self.step)
         })

@@ -271,7 +271,17 @@ impl Core {
             parts: registration.groups.iter().map(|g| (g.group, g.part)).collect(),
             stores: registration.stores,
             payload_path: registration.payload_path,
+            replaced: false,
         };
+        // With one rank nobody's parts are mixed with another's.
+        for other in self.clients.iter_mut().flatten() {
+            if other.info.engine_instance == instance
+                && let Some(old) = &mut other.registration
+                && (old.domain, old.rank) == (domain, registration.rank)
+            {
+                old.replaced = registration.world_size > 1;
+            }
+        }
         let kept = self.kept_frames_max(self.domain(domain)?);
         let entry = self.client_mut(client)?;
         entry.left.extend(ended);

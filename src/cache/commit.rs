@@ -335,10 +335,12 @@ impl Core {
         let unknown = CoreError::NotRegistered {
             what: "this client as a rank of the domain",
         };
-        let registered = entry.registration.as_ref().map(|r| r.domain);
-        registered
-            .filter(|registered| *registered == domain)
-            .ok_or(unknown)?;
+        let registered = entry.registration.as_ref().filter(|r| r.domain == domain);
+        if registered.ok_or(unknown)?.replaced {
+            return Err(CoreError::NotRegistered {
+                what: "this client, since another one of its engine has the same rank of the domain now,",
+            });
+        }
         Ok(Context {
             client,
             instance: entry.info.engine_instance,
@@ -465,6 +467,8 @@ impl Core {
         retry: bool,
     ) -> Result<(CommitOutcome, Rest<'a>), CoreError> {
         let key = context.key(&item.id);
+        let registration = self.client(context.client)?.registration.as_ref();
+        let replaced = registration.is_none_or(|r| r.replaced);
         let refuse = |outcome| (outcome, Rest::Give(GiveBack::new(context.client, extents)));
         let holder = self.index.reader().lookup(&item.id);
         let exists = holder.is_some_and(|view| view.domain == context.domain);
@@ -492,6 +496,10 @@ impl Core {
         if exists {
             self.note_not_needed(context, item)?;
             return Ok(refuse(CommitOutcome::Exists));
+        }
+        // Another client has taken this one's place between two turns: its parts are of another computation.
+        if replaced {
+            return Ok(refuse(CommitOutcome::Dropped));
         }
         if self.partials.turned_away(&key, item.part) {
             return Ok(refuse(CommitOutcome::Skipped));

@@ -10,11 +10,11 @@ use super::credit::Credit;
 use super::error::CoreError;
 use super::index::Index;
 use super::partials::Partials;
+use super::pin_scan::Sweep;
 use super::pins::PinTable;
 use super::records::Records;
 use super::registry::Registry;
 use super::slabs::{SLAB_BYTES, Slabs};
-use super::sweep::Sweep;
 use super::{MAX_CHUNK_TOKENS, SLABS};
 use crate::pool::body::{NumberPool, chain_blocks};
 use crate::pool::{FRAME_BYTES, Pool, PoolConfig, Prefault, PrefaultEvent};
@@ -28,6 +28,9 @@ pub(super) struct RankRegistration {
     pub(super) parts: Vec<(u16, u16)>,
     pub(super) stores: bool,
     pub(super) payload_path: PayloadPath,
+    /// Of several ranks, and another client of the engine has registered as this one since: what this client computes
+    /// is not what the others' parts belong to.
+    pub(super) replaced: bool,
 }
 
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use super::error::CoreError;
 use super::index::IndexReader;
 use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
 use super::pin_words::{Kept, PinWords};
-use super::probe::{Found, Probed, probe};
+use super::probe::{Found, Probed, is_tail, probe};
 use super::record::RecordView;
 use super::shape::DomainShape;
 use crate::geometry::ObjectKind;
@@ -63,7 +63,7 @@ pub fn look_up<A: Access>(
             return Err(OtherDomain);
         }
         let (mut presence, anchors) = (probed.presence.clone(), &probed.anchors);
-        found.answer.present_tokens = lookup::present_tokens(&shape.groups, &presence, &limits);
+        found.answer.present_tokens.clone_from(&probed.covers);
         let find = |load: &Load| match load.source {
             Source::Chunk(at) if is_anchor(load, shape) => anchors.get(at as usize).copied(),
             _ => {
@@ -285,14 +285,9 @@ pub(super) fn requested_units(request: &LookupRequest<'_>, shape: &DomainShape) 
 
 /// A tail is a proper part of a chunk whose chunks before it are named, in whole alignments.
 pub(super) fn check_tails(request: &LookupRequest<'_>, shape: &DomainShape) -> Result<(), CoreError> {
-    let tails = request
-        .tails
-        .chunks()
-        .flat_map(|chunk| request.tails.of(chunk).into_owned());
-    for tail in tails {
-        let aligned = u64::from(tail.tokens).is_multiple_of(shape.alignment);
-        let known = tail.chunk as usize <= request.keys.len();
-        if tail.tokens == 0 || tail.tokens >= shape.chunk || !aligned || !known {
+    let chunks = request.tails.chunks(u32::MAX).into_iter();
+    for tail in chunks.flat_map(|chunk| request.tails.of(chunk).into_owned()) {
+        if !is_tail(&tail, shape) || tail.chunk as usize > request.keys.len() {
             return Err(CoreError::InvalidKey {
                 chunk: tail.chunk.into(),
                 tokens: tail.tokens.into(),

@@ -1,6 +1,6 @@
 //! Which prefix can be served, and from which objects: pure functions over what is present.
 //!
-//! May import `geometry` and this module's `api` and `shape`.
+//! May import `geometry` and this module's `api`, `shape` and `sweep`.
 //!
 //! A boundary is the end of a full chunk or of a named tail. A boundary can be served when every object
 //! group has what a resume there needs. Attention and window groups may use the front of any object whose
@@ -10,8 +10,7 @@ use std::collections::HashMap;
 
 use super::api::LookupRequest;
 use super::shape::{DomainShape, GroupShape};
-use crate::geometry::ObjectKind;
-use crate::geometry::window::first_needed_token;
+use super::sweep::{Naming, Sweep, TailOrder, View};
 
 /// Rounds of planning before a lookup whose objects keep vanishing is a miss.
 pub(super) const MAX_ROUNDS: u32 = 3;
@@ -36,6 +35,17 @@ pub(super) struct Presence {
     pub(super) tails: Vec<TailPresence>,
     /// Of objects that begin with holes the first token that is held, by source and bit of the group.
     pub(super) holes: HashMap<(Source, u32), u32>,
+}
+
+impl Presence {
+    /// An object that was there is not any more.
+    pub(super) fn lose(&mut self, load: &Load, groups: &[GroupShape]) {
+        let gone = !groups[load.group].bit;
+        match load.source {
+            Source::Chunk(chunk) => self.chunks[chunk as usize] &= gone,
+            Source::Tail(tail) => self.tails[tail as usize].groups &= gone,
+        }
+    }
 }
 
 /// The numbers of a request.
@@ -89,34 +99,38 @@ pub(super) struct Plan {
 
 /// The longest prefix that all groups can serve.
 pub(super) fn plan(groups: &[GroupShape], presence: &Presence, limits: &Limits) -> Plan {
-    let view = View::new(presence, limits);
-    let cover: Vec<u64> = groups.iter().map(|g| view.cover(g)).collect();
-    // Full attention bounds the prefix whatever else is there.
-    let full = groups
-        .iter()
-        .zip(&cover)
-        .filter(|(g, _)| g.kind == ObjectKind::Full);
-    let longest = full
-        .map(|(_, c)| *c)
-        .min()
-        .unwrap_or(u64::MAX)
-        .min(limits.max_tokens);
-    for boundary in view.boundaries(longest) {
-        let mut all = groups.iter().zip(&cover);
-        if all.all(|(g, cover)| view.serves(g, *cover, boundary)) {
-            return Plan {
-                hit_tokens: boundary,
-                loads: view.loads(groups, boundary),
-            };
+    let order = TailOrder::of(presence);
+    let view = View {
+        groups,
+        presence,
+        limits,
+        order: &order,
+    };
+    let mut sweep = Sweep::new(&view, &view.covers());
+    while let Some(chunk) = sweep.chunk() {
+        if sweep.at_end(&view).is_none() && sweep.at_tails(&view).is_none() {
+            sweep.leave(chunk);
         }
     }
-    Plan::default()
+    let hit_tokens = sweep.found();
+    let mut naming = Naming::new(hit_tokens);
+    Plan {
+        hit_tokens,
+        loads: std::iter::from_fn(|| naming.next(&view)).collect(),
+    }
 }
 
+#[cfg(test)]
 /// Per group, tokens up to which every object from token 0 on is there, a tail at the end included.
 pub(super) fn present_tokens(groups: &[GroupShape], presence: &Presence, limits: &Limits) -> Vec<u64> {
-    let view = View::new(presence, limits);
-    groups.iter().map(|g| view.cover(g)).collect()
+    let order = TailOrder::of(presence);
+    let view = View {
+        groups,
+        presence,
+        limits,
+        order: &order,
+    };
+    view.covers()
 }
 
 /// Plans, and finds every object of the plan again. What is not found any more is taken out of `presence`
@@ -136,11 +150,7 @@ pub(super) fn settle<R: Copy>(
             return (plan, records);
         }
         for (load, _) in plan.loads.iter().zip(&found).filter(|(_, f)| f.is_none()) {
-            let gone = !groups[load.group].bit;
-            match load.source {
-                Source::Chunk(chunk) => presence.chunks[chunk as usize] &= gone,
-                Source::Tail(tail) => presence.tails[tail as usize].groups &= gone,
-            }
+            presence.lose(load, groups);
         }
     }
     (Plan::default(), Vec::new())
@@ -181,152 +191,6 @@ pub(super) fn settle_within<R: Copy, T: Default>(
     }
     let (plan, records, taken) = best;
     (plan, records, taken, true)
-}
-
-/// Tokens `from..to` of a chunk, counted from its start.
-struct Piece {
-    chunk: u64,
-    from: u64,
-    to: u64,
-}
-
-struct View<'a> {
-    presence: &'a Presence,
-    limits: &'a Limits,
-    /// Places of the tails by chunk, then by length.
-    tails: Vec<u32>,
-}
-
-impl<'a> View<'a> {
-    fn new(presence: &'a Presence, limits: &'a Limits) -> Self {
-        let mut tails: Vec<u32> = (0..presence.tails.len() as u32).collect();
-        tails.sort_by_key(|t| {
-            let tail = presence.tails[*t as usize];
-            (tail.chunk, tail.tokens)
-        });
-        Self {
-            presence,
-            limits,
-            tails,
-        }
-    }
-
-    /// The tails of a chunk, the shortest first.
-    fn tails_of(&self, chunk: u64) -> impl DoubleEndedIterator<Item = (u32, TailPresence)> + '_ {
-        let at = |t: u32| self.presence.tails[t as usize];
-        let from = self.tails.partition_point(|t| u64::from(at(*t).chunk) < chunk);
-        let count = self.tails[from..].partition_point(|t| u64::from(at(*t).chunk) == chunk);
-        let here = &self.tails[from..from + count];
-        here.iter().map(move |t| (*t, at(*t)))
-    }
-
-    fn has_chunk(&self, chunk: u64, bit: u32) -> bool {
-        self.presence
-            .chunks
-            .get(chunk as usize)
-            .is_some_and(|groups| groups & bit != 0)
-    }
-
-    /// Tokens up to which every object from 0 on is there.
-    fn cover(&self, group: &GroupShape) -> u64 {
-        let chunks = self.presence.chunks.iter();
-        let full = chunks.take_while(|groups| *groups & group.bit != 0).count() as u64;
-        let mut tails = self.tails_of(full).rev();
-        let tail = tails.find(|(_, t)| t.groups & group.bit != 0);
-        full * self.limits.chunk_size + tail.map_or(0, |(_, t)| t.tokens.into())
-    }
-
-    /// All boundaries up to `longest`, the longest first.
-    fn boundaries(&self, longest: u64) -> Vec<u64> {
-        let size = self.limits.chunk_size;
-        let chunks = (1..=self.presence.chunks.len() as u64).map(|end| end * size);
-        let tails = self.presence.tails.iter();
-        let tails = tails.map(|t| u64::from(t.chunk) * size + u64::from(t.tokens));
-        let mut all: Vec<u64> = chunks.chain(tails).filter(|b| *b <= longest).collect();
-        all.sort_unstable_by(|a, b| b.cmp(a));
-        all.dedup();
-        all
-    }
-
-    /// `cover` is the group's own.
-    fn serves(&self, group: &GroupShape, cover: u64, boundary: u64) -> bool {
-        match group.kind {
-            ObjectKind::Full => boundary <= cover,
-            ObjectKind::Recurrent => self.state(group.bit, boundary).is_some(),
-            kind => {
-                let needed = first_needed_token(kind, boundary);
-                self.pieces(needed, boundary)
-                    .all(|piece| self.source(group.bit, &piece).is_some())
-            }
-        }
-    }
-
-    /// The chunks that hold tokens `from..to`, and which tokens of each.
-    fn pieces(&self, from: u64, to: u64) -> impl Iterator<Item = Piece> + use<> {
-        let size = self.limits.chunk_size;
-        let chunks = if from < to {
-            from / size..to.div_ceil(size)
-        } else {
-            0..0
-        };
-        chunks.map(move |chunk| Piece {
-            chunk,
-            from: from.saturating_sub(chunk * size),
-            to: size.min(to - chunk * size),
-        })
-    }
-
-    /// An object that holds a piece: the full chunk, else the shortest tail.
-    fn source(&self, bit: u32, piece: &Piece) -> Option<Source> {
-        let holds = |source: Source| {
-            let held_from = self.presence.holes.get(&(source, bit));
-            held_from.is_none_or(|held_from| u64::from(*held_from) <= piece.from)
-        };
-        let chunk = Source::Chunk(piece.chunk as u32);
-        if self.has_chunk(piece.chunk, bit) && holds(chunk) {
-            return Some(chunk);
-        }
-        self.tails_of(piece.chunk)
-            .filter(|(_, t)| u64::from(t.tokens) >= piece.to && t.groups & bit != 0)
-            .map(|(at, _)| Source::Tail(at))
-            .find(|tail| holds(*tail))
-    }
-
-    /// The state at exactly `boundary`.
-    fn state(&self, bit: u32, boundary: u64) -> Option<Source> {
-        let (chunk, tokens) = (
-            boundary / self.limits.chunk_size,
-            boundary % self.limits.chunk_size,
-        );
-        if tokens == 0 {
-            let chunk = chunk.checked_sub(1)?;
-            return self.has_chunk(chunk, bit).then_some(Source::Chunk(chunk as u32));
-        }
-        self.tails_of(chunk)
-            .find(|(_, t)| u64::from(t.tokens) == tokens && t.groups & bit != 0)
-            .map(|(at, _)| Source::Tail(at))
-    }
-
-    fn loads(&self, groups: &[GroupShape], boundary: u64) -> Vec<Load> {
-        let mut loads = Vec::new();
-        let local = self.limits.local_tokens;
-        if boundary <= local {
-            return loads; // the engine has all of it, its states too
-        }
-        for (at, group) in groups.iter().enumerate() {
-            let mut add =
-                |source: Option<Source>| loads.extend(source.map(|source| Load { group: at, source }));
-            if group.kind == ObjectKind::Recurrent {
-                add(self.state(group.bit, boundary));
-                continue;
-            }
-            let from = first_needed_token(group.kind, boundary).max(local);
-            for piece in self.pieces(from, boundary) {
-                add(self.source(group.bit, &piece));
-            }
-        }
-        loads
-    }
 }
 
 #[cfg(test)]

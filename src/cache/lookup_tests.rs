@@ -1,6 +1,9 @@
 use super::*;
 use proptest::prelude::*;
 
+use crate::geometry::ObjectKind;
+use crate::geometry::window::first_needed_token;
+
 const CHUNK: u64 = 256;
 
 fn groups(kinds: &[ObjectKind]) -> Vec<GroupShape> {

@@ -25,7 +25,9 @@ mod keeping;
 mod lookup;
 #[cfg(all(test, loom))]
 mod loom;
+mod meter;
 mod partials;
+mod pin_scan;
 pub mod pin_words;
 mod pins;
 mod place;

@@ -1,12 +1,15 @@
 //! What the index has of a prompt: the first half of every lookup, whoever makes it.
 //!
-//! May import `geometry`, `keys`, `shm` and this module's `api`, `index`, `lookup`, `record` and `shape`.
+//! May import `geometry`, `keys`, `shm` and this module's `api`, `index`, `lookup`, `meter`, `record`, `shape`, `sweep` and `turn`.
 
 use super::api::{LookupRequest, ObjectId, Tail};
 use super::index::IndexReader;
-use super::lookup::{self, Limits, Load, Presence, Source, TailPresence};
+use super::lookup::{Limits, Load, Presence, Source, TailPresence};
+use super::meter::Meter;
 use super::record::RecordView;
 use super::shape::{DomainShape, GroupShape, tail_bit};
+use super::sweep::{Sweep, TailOrder, View};
+use super::turn::Turn;
 use crate::geometry::ObjectKind;
 use crate::geometry::window::needs_nothing_in;
 use crate::keys::ChunkKey;
@@ -30,6 +33,23 @@ impl From<RecordView> for Found {
     }
 }
 
+/// Parts of a step: an object of the anchor, whose lines were asked for in time, and any other.
+const ANCHOR: u32 = 4;
+const OTHER: u32 = 10;
+
+/// What is looked for next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// The chunks, from the first on.
+    #[default]
+    Chunks,
+    /// The tails of the chunks in which something begins to lack.
+    Gaps,
+    /// Boundaries, from the last on.
+    Boundaries,
+    Done,
+}
+
 /// What is there of a prompt.
 #[derive(Default)]
 pub(super) struct Probed {
@@ -38,13 +58,41 @@ pub(super) struct Probed {
     pub(super) tails: Vec<Tail>,
     /// The anchor group's records of the chunks, from the first on.
     pub(super) anchors: Vec<Found>,
-    /// What each of them says of the tails of the chunk behind it.
-    tails_behind: Vec<u32>,
+    /// Per group, tokens up to which everything is there.
+    pub(super) covers: Vec<u64>,
     /// Something that was named belongs to another domain.
     pub(super) other_domain: bool,
+    pub(super) order: TailOrder,
+    pub(super) sweep: Sweep,
+    /// What each of the anchors says of the tails of the chunk behind it.
+    tails_behind: Vec<u32>,
+    stage: Stage,
+    /// Per group the first chunk that it lacks.
+    gaps: Vec<u32>,
+    /// Of the gaps those whose tails are looked for yet, the last first.
+    gaps_left: Vec<u32>,
+    /// Chunks that have tails.
+    named: Vec<u32>,
+    /// Tails of one chunk that are being looked for, the longest first.
+    wanted: Vec<Tail>,
+    /// Where those of that chunk begin among `tails`.
+    first: usize,
+    /// The end of the chunk that comes next has been looked at.
+    past_end: bool,
 }
 
 impl Probed {
+    /// Nothing of a domain is known yet.
+    pub(super) fn new(shape: &DomainShape, request: &LookupRequest<'_>) -> Self {
+        let mut probed = Self {
+            gaps: vec![u32::MAX; shape.groups.len()],
+            covers: vec![0; shape.groups.len()],
+            ..Self::default()
+        };
+        probed.presence.chunks.reserve(request.keys.len());
+        probed
+    }
+
     /// The object that a load names.
     pub(super) fn id_of(&self, load: &Load, shape: &DomainShape, request: &LookupRequest<'_>) -> ObjectId {
         let key = match load.source {
@@ -69,58 +117,57 @@ const AHEAD: usize = 8;
 /// The anchor's record knows which other groups have an object of its key, so that a chunk costs one probe whatever
 /// the number of groups. Behind the first chunk that the anchor lacks nothing can be hit. A model that can resume inside any
 /// chunk names thousands of tails: only those of chunks are looked at whose record before knows of any or which need none,
-/// from the end, chunk by chunk, until nothing before can be longer.
+/// from the end, chunk by chunk, until a boundary is found.
 pub(super) fn probe<A: Access>(
     reader: &IndexReader<'_, A>,
     shape: &DomainShape,
     request: &LookupRequest<'_>,
     limits: &Limits,
 ) -> Probed {
-    let prober = Prober { reader, shape };
-    let mut probed = prober.chunks(request);
-    let named = request.tails.chunks();
-    let reach = match shape.anchor {
-        Some(_) => probed.anchors.len() as u32,
-        None => named.end,
+    let mut probed = Probed::new(shape, request);
+    let prober = Prober {
+        reader,
+        shape,
+        request,
+        limits,
     };
-    let mut left: Vec<u32> = named.filter(|chunk| *chunk <= reach).collect();
-    // What counts as present ends in the chunk where a group's own begin to lack.
-    let first_gap = |group: &GroupShape| {
-        let chunks = probed.presence.chunks.iter();
-        chunks.take_while(|groups| *groups & group.bit != 0).count() as u32
-    };
-    let gaps: Vec<u32> = shape.groups.iter().map(first_gap).collect();
-    left.retain(|chunk| {
-        let gap = gaps.contains(chunk);
-        if gap {
-            prober.tails(request.tails.of(*chunk).iter(), &mut probed);
-        }
-        !gap && prober.ends_in(*chunk, &probed) != 0
-    });
-    let mut batch = 1;
-    while let Some(&longest) = left.last() {
-        // A hit that ends behind all that is left is the longest.
-        let found = lookup::plan(&shape.groups, &probed.presence, limits).hit_tokens;
-        if found >= (u64::from(longest) + 1) * u64::from(shape.chunk) || probed.tails.len() >= TAILS_MAX {
-            break;
-        }
-        for chunk in left.split_off(left.len().saturating_sub(batch)) {
-            let bits = prober.ends_in(chunk, &probed);
-            let is_end = |tail: &&Tail| bits & tail_bit(tail.tokens, shape.alignment) != 0;
-            prober.tails(request.tails.of(chunk).iter().filter(is_end), &mut probed);
-        }
-        batch *= 2;
-    }
+    let mut turn = Turn::endless();
+    while !prober.step(&mut probed, &mut Meter::new(&mut turn)) {}
     probed
 }
 
 /// Looks objects of one domain up.
-struct Prober<'a, A: Access> {
-    reader: &'a IndexReader<'a, A>,
-    shape: &'a DomainShape,
+pub(super) struct Prober<'a, A: Access> {
+    pub(super) reader: &'a IndexReader<'a, A>,
+    pub(super) shape: &'a DomainShape,
+    pub(super) request: &'a LookupRequest<'a>,
+    pub(super) limits: &'a Limits,
 }
 
 impl<A: Access> Prober<'_, A> {
+    /// Goes on where it stopped, until all is known that is needed or the turn is over. Whether it is.
+    pub(super) fn step(&self, probed: &mut Probed, meter: &mut Meter<'_>) -> bool {
+        while !meter.is_over() {
+            match probed.stage {
+                Stage::Chunks => self.chunks(probed, meter),
+                Stage::Gaps => self.gaps(probed, meter),
+                Stage::Boundaries => self.boundaries(probed, meter),
+                Stage::Done => return true,
+            }
+        }
+        probed.stage == Stage::Done
+    }
+
+    /// What a plan is made from.
+    pub(super) fn view<'v>(&'v self, probed: &'v Probed) -> View<'v> {
+        View {
+            groups: &self.shape.groups,
+            presence: &probed.presence,
+            limits: self.limits,
+            order: &probed.order,
+        }
+    }
+
     fn has(&self, key: &ChunkKey, group: u16, tokens: u32, probed: &mut Probed) -> Option<RecordView> {
         let view = self.reader.lookup(&ObjectId { key: *key, group })?;
         if view.domain != self.shape.domain {
@@ -128,6 +175,163 @@ impl<A: Access> Prober<'_, A> {
             return None;
         }
         (view.tokens == tokens).then_some(view)
+    }
+
+    fn chunks(&self, probed: &mut Probed, meter: &mut Meter<'_>) {
+        let (shape, keys) = (self.shape, self.request.keys);
+        let anchor = shape.anchor();
+        // Groups that no anchor's record speaks for.
+        let alone = |group: &&GroupShape| {
+            anchor.is_none_or(|anchor| group.kind == ObjectKind::Full && group.group != anchor.group)
+        };
+        let alone: Vec<&GroupShape> = shape.groups.iter().filter(alone).collect();
+        let first = probed.presence.chunks.len();
+        for (at, key) in keys.iter().enumerate().skip(first) {
+            if meter.is_over() {
+                return;
+            }
+            let source = Source::Chunk(at as u32);
+            let mut groups = 0;
+            if let Some(anchor) = anchor {
+                self.prefetch(&keys[at..], anchor.group);
+                meter.spend(ANCHOR);
+                let Some(view) = self.has(key, anchor.group, shape.chunk, probed) else {
+                    break;
+                };
+                probed.anchors.push(Found::from(view));
+                probed.tails_behind.push(view.tails);
+                groups = anchor.bit | view.beside.below;
+                for group in shape.groups.iter().filter(|g| g.bit & view.beside.holed != 0) {
+                    meter.spend(OTHER);
+                    if let Some(view) = self.has(key, group.group, shape.chunk, probed) {
+                        note_hole(&mut probed.presence, source, group.bit, &view);
+                    }
+                }
+            }
+            for group in &alone {
+                meter.spend(OTHER);
+                if let Some(view) = self.has(key, group.group, shape.chunk, probed) {
+                    groups |= group.bit;
+                    note_hole(&mut probed.presence, source, group.bit, &view);
+                }
+            }
+            probed.presence.chunks.push(groups);
+            self.note_gaps(probed, groups, at as u32);
+        }
+        self.chunks_end(probed);
+    }
+
+    /// Notes which groups lack a chunk as the first.
+    fn note_gaps(&self, probed: &mut Probed, groups: u32, chunk: u32) {
+        for (group, gap) in self.shape.groups.iter().zip(&mut probed.gaps) {
+            if groups & group.bit == 0 && *gap == u32::MAX {
+                *gap = chunk;
+            }
+        }
+    }
+
+    fn chunks_end(&self, probed: &mut Probed) {
+        let chunks = probed.presence.chunks.len() as u32;
+        self.note_gaps(probed, 0, chunks);
+        // Behind the last chunk that is named or that the anchor has there is none that matters.
+        probed.named = self.request.tails.chunks(chunks);
+        // What counts as present ends in the chunk where a group's own begin to lack.
+        probed.gaps_left = probed.gaps.clone();
+        probed.gaps_left.sort_unstable();
+        probed.gaps_left.dedup();
+        probed
+            .gaps_left
+            .retain(|gap| probed.named.binary_search(gap).is_ok());
+        probed.stage = Stage::Gaps;
+    }
+
+    fn gaps(&self, probed: &mut Probed, meter: &mut Meter<'_>) {
+        loop {
+            self.look_for_tails(probed, meter);
+            if !probed.wanted.is_empty() {
+                return;
+            }
+            let Some(gap) = probed.gaps_left.pop() else { break };
+            self.want_tails(probed, gap, u32::MAX);
+        }
+        let view = self.view(probed);
+        let covers = self.shape.groups.iter().zip(&probed.gaps);
+        let covers: Vec<u64> = covers
+            .map(|(group, gap)| view.cover(group, (*gap).into()))
+            .collect();
+        let mut sweep = Sweep::new(&view, &covers);
+        if let Some(last) = probed.named.last() {
+            sweep.reach((*last).into(), self.limits);
+        }
+        (probed.covers, probed.sweep) = (covers, sweep);
+        probed.stage = Stage::Boundaries;
+    }
+
+    fn boundaries(&self, probed: &mut Probed, meter: &mut Meter<'_>) {
+        let mut sweep = std::mem::take(&mut probed.sweep);
+        let groups = self.shape.groups.len() as u32;
+        while let Some(chunk) = sweep.chunk()
+            && !meter.is_over()
+        {
+            if !probed.past_end {
+                meter.spend(1 + groups / 2);
+                probed.past_end = true;
+                if sweep.at_end(&self.view(probed)).is_some() {
+                    break;
+                }
+                self.want_ends(probed, chunk as u32);
+            }
+            let wanted = probed.wanted.len();
+            self.look_for_tails(probed, meter);
+            if !probed.wanted.is_empty() {
+                break;
+            }
+            meter.spend((wanted as u32 + 1) * (1 + groups / 8));
+            if sweep.at_tails(&self.view(probed)).is_some() {
+                break;
+            }
+            sweep.leave(chunk);
+            probed.past_end = false;
+        }
+        if sweep.chunk().is_none() {
+            probed.stage = Stage::Done;
+        }
+        probed.sweep = sweep;
+    }
+
+    /// Wants the tails of a chunk in which a hit may end, if they have not been looked for.
+    fn want_ends(&self, probed: &mut Probed, chunk: u32) {
+        let known = probed.gaps.contains(&chunk) || probed.named.binary_search(&chunk).is_err();
+        let bits = if known { 0 } else { self.ends_in(chunk, probed) };
+        if bits != 0 {
+            self.want_tails(probed, chunk, bits);
+        }
+    }
+
+    /// Wants those of a chunk's tails that have one of these bits, the longest of them if there are too many.
+    fn want_tails(&self, probed: &mut Probed, chunk: u32, bits: u32) {
+        let left = TAILS_MAX.saturating_sub(probed.tails.len());
+        let tails = self.request.tails.of(chunk);
+        // Of a client's own question nobody has looked at the numbers.
+        let is_end = |tail: &&Tail| {
+            is_tail(tail, self.shape) && bits & tail_bit(tail.tokens, self.shape.alignment) != 0
+        };
+        probed.wanted = tails.iter().rev().filter(is_end).take(left).copied().collect();
+        probed.first = probed.tails.len();
+    }
+
+    fn look_for_tails(&self, probed: &mut Probed, meter: &mut Meter<'_>) {
+        if probed.wanted.is_empty() {
+            return;
+        }
+        while !meter.is_over()
+            && let Some(tail) = probed.wanted.pop()
+        {
+            self.tail(&tail, probed, meter);
+        }
+        if probed.wanted.is_empty() {
+            probed.order.add(&probed.presence, probed.first);
+        }
     }
 
     /// Bits of the tails that a hit may end with in a chunk of which full attention has everything. A state serves its own
@@ -157,44 +361,6 @@ impl<A: Access> Prober<'_, A> {
         }
     }
 
-    fn chunks(&self, request: &LookupRequest<'_>) -> Probed {
-        let shape = self.shape;
-        let mut probed = Probed::default();
-        let anchor = shape.anchor();
-        // Groups that no anchor's record speaks for.
-        let alone = |group: &&GroupShape| {
-            anchor.is_none_or(|anchor| group.kind == ObjectKind::Full && group.group != anchor.group)
-        };
-        let alone: Vec<&GroupShape> = shape.groups.iter().filter(alone).collect();
-        probed.presence.chunks.reserve(request.keys.len());
-        for (at, key) in request.keys.iter().enumerate() {
-            let source = Source::Chunk(at as u32);
-            let mut groups = 0;
-            if let Some(anchor) = anchor {
-                self.prefetch(&request.keys[at..], anchor.group);
-                let Some(view) = self.has(key, anchor.group, shape.chunk, &mut probed) else {
-                    break;
-                };
-                probed.anchors.push(Found::from(view));
-                probed.tails_behind.push(view.tails);
-                groups = anchor.bit | view.beside.below;
-                for group in shape.groups.iter().filter(|g| g.bit & view.beside.holed != 0) {
-                    if let Some(view) = self.has(key, group.group, shape.chunk, &mut probed) {
-                        note_hole(&mut probed.presence, source, group.bit, &view);
-                    }
-                }
-            }
-            for group in &alone {
-                if let Some(view) = self.has(key, group.group, shape.chunk, &mut probed) {
-                    groups |= group.bit;
-                    note_hole(&mut probed.presence, source, group.bit, &view);
-                }
-            }
-            probed.presence.chunks.push(groups);
-        }
-        probed
-    }
-
     /// The first of these keys is looked up now, the others later: their lines come meanwhile, instead of one after another.
     fn prefetch(&self, keys: &[ChunkKey], group: u16) {
         let id = |at: usize| keys.get(at).map(|key| ObjectId { key: *key, group });
@@ -206,30 +372,38 @@ impl<A: Access> Prober<'_, A> {
         }
     }
 
-    /// Tails of one chunk. Attention and windows are not looked for where the whole chunk is there, whose front will do.
-    fn tails<'t>(&self, tails: impl Iterator<Item = &'t Tail>, probed: &mut Probed) {
-        for tail in tails {
-            let at = probed.tails.len() as u32;
-            let chunk = probed.presence.chunks.get(tail.chunk as usize).copied();
-            let mut groups = 0;
-            for group in &self.shape.groups {
-                let whole = (Source::Chunk(tail.chunk), group.bit);
-                let spared = group.kind != ObjectKind::Recurrent
-                    && chunk.is_some_and(|groups| groups & group.bit != 0)
-                    && !probed.presence.holes.contains_key(&whole);
-                if !spared && let Some(view) = self.has(&tail.key, group.group, tail.tokens, probed) {
-                    groups |= group.bit;
-                    note_hole(&mut probed.presence, Source::Tail(at), group.bit, &view);
-                }
+    /// One tail. Attention and windows are not looked for where the whole chunk is there, whose front will do.
+    fn tail(&self, tail: &Tail, probed: &mut Probed, meter: &mut Meter<'_>) {
+        let at = probed.tails.len() as u32;
+        let chunk = probed.presence.chunks.get(tail.chunk as usize).copied();
+        let mut groups = 0;
+        for group in &self.shape.groups {
+            let whole = (Source::Chunk(tail.chunk), group.bit);
+            let spared = group.kind != ObjectKind::Recurrent
+                && chunk.is_some_and(|groups| groups & group.bit != 0)
+                && !probed.presence.holes.contains_key(&whole);
+            if spared {
+                continue;
             }
-            probed.tails.push(*tail);
-            probed.presence.tails.push(TailPresence {
-                chunk: tail.chunk,
-                tokens: tail.tokens,
-                groups,
-            });
+            meter.spend(OTHER);
+            if let Some(view) = self.has(&tail.key, group.group, tail.tokens, probed) {
+                groups |= group.bit;
+                note_hole(&mut probed.presence, Source::Tail(at), group.bit, &view);
+            }
         }
+        probed.tails.push(*tail);
+        probed.presence.tails.push(TailPresence {
+            chunk: tail.chunk,
+            tokens: tail.tokens,
+            groups,
+        });
     }
+}
+
+/// Whether a tail is a proper part of a chunk, in whole alignments.
+pub(super) fn is_tail(tail: &Tail, shape: &DomainShape) -> bool {
+    let aligned = u64::from(tail.tokens).is_multiple_of(shape.alignment);
+    aligned && tail.tokens > 0 && tail.tokens < shape.chunk
 }
 
 fn note_hole(presence: &mut Presence, source: Source, bit: u32, view: &RecordView) {

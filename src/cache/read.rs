@@ -33,10 +33,10 @@ impl Core {
         let reader = self.index.reader();
         let probed = match domain.is_complete() {
             true => probe(&reader, &shape, request, &limits),
-            false => Probed::default(),
+            false => Probed::new(&shape, request),
         };
         let (mut presence, anchors) = (probed.presence.clone(), &probed.anchors);
-        let present_tokens = lookup::present_tokens(&shape.groups, &presence, &limits);
+        let present_tokens = probed.covers.clone();
         let find = |load: &Load| match load.source {
             // Found a moment ago, with its key compared.
             Source::Chunk(at) if shape.anchor == Some(shape.groups[load.group].group) => {

@@ -161,11 +161,20 @@ impl Registry {
             domain.world_size.into(),
             r.world_size.into(),
         )?;
+        let was_complete = domain.is_complete();
+        let groups = domain.groups.len() as u64;
         for group in &r.groups {
             merge_group(&mut domain, group)?;
         }
+        if was_complete {
+            // Readers remember what the domain looks like: a group that they do not know of they would not wait for.
+            check_same(0, "number of object groups", groups, domain.groups.len() as u64)?;
+        }
         check_fits(&domain, pool_frames)?;
         domain.ranks.insert(r.rank);
+        if domain.is_complete() {
+            check_parts(&domain)?;
+        }
         domain.registrations += 1;
         let at = match known {
             Some(at) => at,
@@ -256,6 +265,20 @@ fn check_numbers(r: &Registration) -> Result<(), CoreError> {
             "it must be 1 to 1024",
         ));
     }
+    if r.rank >= r.world_size {
+        return Err(argument(
+            "rank",
+            r.rank.into(),
+            "ranks count from 0 and are less than the number of ranks",
+        ));
+    }
+    if r.groups.is_empty() {
+        return Err(argument(
+            "number of object groups",
+            0,
+            "a rank registers every group that it holds a part of, and at least one",
+        ));
+    }
     if r.groups.len() > MAX_GROUPS {
         return Err(CoreError::LimitExceeded {
             what: "object groups",
@@ -276,6 +299,10 @@ fn check_numbers(r: &Registration) -> Result<(), CoreError> {
         }
         if g.parts == 0 || g.parts > MAX_PARTS {
             return Err(invalid("number of parts", g.parts.into(), "it must be 1 to 1024"));
+        }
+        if u32::from(g.parts) > r.world_size {
+            let expected = "a rank holds one part of a group, so it must not exceed the number of ranks";
+            return Err(invalid("number of parts", g.parts.into(), expected));
         }
         if g.part >= g.parts {
             return Err(invalid(
@@ -357,6 +384,21 @@ fn kind_numbers(kind: ObjectKind) -> (u64, u64) {
         ObjectKind::ChunkedLocal { tokens } => (2, tokens),
         ObjectKind::Recurrent => (3, 0),
     }
+}
+
+/// Once all ranks have registered, each part of each group is one that some rank holds: an object of the others would never be
+/// whole.
+fn check_parts(domain: &Domain) -> Result<(), CoreError> {
+    let lacking = |group: &&DomainGroup| group.unit_bytes.len() < usize::from(group.parts);
+    let Some(group) = domain.groups.iter().find(lacking) else {
+        return Ok(());
+    };
+    Err(CoreError::InvalidGroup {
+        group: group.group,
+        field: "number of parts that ranks have registered",
+        value: group.unit_bytes.len() as u64,
+        expected: "with the last rank every part must be some rank's",
+    })
 }
 
 /// One chunk of each group, as far as its parts are known, must fit in the empty pool.

@@ -62,14 +62,14 @@ fn conflicts_name_the_field_and_change_nothing() {
     let cases: [(&str, Registration); 7] = [
         ("required alignment", with(|r| r.required_alignment = 32)),
         ("chunk size", with(|r| r.chunk_size = 512)),
-        ("number of ranks", with(|r| r.world_size = 1)),
+        ("number of ranks", with(|r| r.world_size = 3)),
         ("unit bytes", with(|r| r.groups[0].unit_bytes = 1001)),
         (
             "window",
             with(|r| r.groups[0].kind = ObjectKind::Window { tokens: 99 }),
         ),
         ("kind", with(|r| r.groups[1].kind = ObjectKind::Recurrent)),
-        ("number of parts", with(|r| r.groups[0].parts = 3)),
+        ("number of parts", with(|r| r.groups[0].parts = 1)),
     ];
     for (expected, bad) in cases {
         match registry.register(&bad, 1000) {
@@ -87,6 +87,12 @@ fn senseless_numbers_are_refused() {
         with(|r| r.required_alignment = 0),
         with(|r| r.required_alignment = 48),
         with(|r| r.world_size = 0),
+        with(|r| r.world_size = 1025),
+        with(|r| r.world_size = u32::MAX),
+        with(|r| r.rank = 2),
+        with(|r| r.rank = 4_000_000_000),
+        with(|r| r.groups.clear()),
+        with(|r| r.groups[0].parts = 3),
         with(|r| r.groups[0].parts = 0),
         with(|r| r.groups[0].part = 2),
         with(|r| r.groups[0].unit_bytes = 0),
@@ -130,4 +136,66 @@ fn a_layout_stays_while_its_objects_may_exist() {
     registry
         .register(&with(|r| r.groups[0].unit_bytes = 7), 1000)
         .unwrap();
+}
+
+#[test]
+fn ranks_outside_of_the_world_complete_nothing() {
+    let mut registry = Registry::default();
+    for rank in [7, 8, 2] {
+        let refused = registry.register(&with(|r| r.rank = rank), 1000);
+        assert!(
+            matches!(refused, Err(CoreError::InvalidArgument { field: "rank", value, .. }) if value == u64::from(rank)),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(registry.len(), 0);
+}
+
+#[test]
+fn a_part_that_is_no_ranks_is_refused_with_the_last_rank() {
+    let mut registry = Registry::default();
+    registry.register(&registration(), 1000).unwrap();
+    // Rank 1 holds the same parts as rank 0, so nobody holds part 1.
+    let same = with(|r| r.rank = 1);
+    let refused = registry.register(&same, 1000);
+    assert!(
+        matches!(
+            refused,
+            Err(CoreError::InvalidGroup {
+                group: 0,
+                value: 1,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    let (_, domain) = registry.find(&same.domain_seed).unwrap();
+    assert!(!domain.is_complete());
+}
+
+#[test]
+fn a_complete_domain_does_not_change() {
+    let mut registry = Registry::default();
+    registry.register(&registration(), 1000).unwrap();
+    let other = with(|r| {
+        r.rank = 1;
+        r.groups.iter_mut().for_each(|g| g.part = 1);
+    });
+    registry.register(&other, 1000).unwrap();
+    let before = registry.get(0).cloned();
+    let more = with(|r| r.groups.push(group(2, ObjectKind::Recurrent)));
+    let refused = registry.register(&more, 1000);
+    assert!(
+        matches!(
+            refused,
+            Err(CoreError::RegistrationConflict {
+                field: "number of object groups",
+                registered: 2,
+                offered: 3,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    assert_eq!(registry.get(0).cloned(), before);
 }

@@ -1,252 +1,356 @@
-//! The look at all pin words, and what follows from it.
+//! From the end of a prompt to its start: the first boundary at which every object group can resume.
 //!
-//! May import everything of this module. Protocol: docs/shm-layout.md, "evict".
+//! May import `geometry` and this module's `lookup` and `shape`.
 //!
-//! One scan serves everybody who waits for one, and is done in turns. That is safe: before it begins, the objects that it
-//! decides about have been marked dead, and a fence stands between. A reader whose pin counts wrote its word, fenced, and then
-//! found the object live; so its fence came before the scan's, and every load of that word by this scan, however late, sees the
-//! pin or what the reader wrote after it was done. A reader that fenced later finds the object dead and takes its word
-//! back. No reader moves a pin from one word to another without looking at the object again.
+//! A window may reach back to the start of the prompt, so a boundary is not looked at chunk by chunk: going down, each group
+//! remembers where the run of whole objects begins that it is in. All boundaries together cost what the prompt has chunks and
+//! tails, times the groups. [`Sweep`] and [`Naming`] keep their place, so that a long one can go on in another turn.
 
-use std::collections::VecDeque;
+use super::lookup::{Limits, Load, Presence, Source, TailPresence};
+use super::shape::GroupShape;
+use crate::geometry::ObjectKind;
+use crate::geometry::window::first_needed_token;
 
-use super::SLABS;
-use super::chunked::Chunked;
-use super::core::Core;
-use super::error::CoreError;
-use super::slabs::PIN_WORDS;
-use super::turn::Turn;
-use crate::sync::shared::{Ordering, fence};
+/// The places of the tails by chunk, then by length.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TailOrder(Vec<u32>);
 
-/// Pin words that are copied at once: sixteen cache lines in a row.
-const WORDS: usize = 128;
-/// Words of such a copy that count as one step.
-const WORDS_PER_STEP: usize = 16;
+impl TailOrder {
+    /// That of all tails.
+    pub(super) fn of(presence: &Presence) -> Self {
+        let mut order = Self::default();
+        order.0 = (0..presence.tails.len() as u32).collect();
+        order.0.sort_by_key(|at| key(presence, *at));
+        order
+    }
 
-/// An object that is out of the index, and nobody has looked yet whether a reader holds it.
-#[derive(Debug)]
-struct Condemned {
-    record: u32,
-    /// What it hung under. That cannot go before this one is decided about: whatever is condemned later is decided about later.
-    parent: Option<u32>,
-    /// Scans that had begun by then. Only a later one tells.
-    after: u64,
+    /// Tails of one more chunk, which are the last in `presence`, from `first` on.
+    pub(super) fn add(&mut self, presence: &Presence, first: usize) {
+        let mut new: Vec<u32> = (first as u32..presence.tails.len() as u32).collect();
+        new.sort_by_key(|at| key(presence, *at));
+        let Some(least) = new.first().map(|at| key(presence, *at)) else {
+            return;
+        };
+        let at = self.0.partition_point(|at| key(presence, *at) < least);
+        self.0.splice(at..at, new);
+    }
+
+    /// Those of a chunk, the shortest first.
+    fn of_chunk(&self, presence: &Presence, chunk: u64) -> &[u32] {
+        let chunk_of = |at: &u32| u64::from(presence.tails[*at as usize].chunk);
+        let first = self.0.partition_point(|at| chunk_of(at) < chunk);
+        let count = self.0[first..].partition_point(|at| chunk_of(at) == chunk);
+        &self.0[first..first + count]
+    }
+
+    /// The last chunk that has any.
+    fn last_chunk(&self, presence: &Presence) -> Option<u32> {
+        self.0.last().map(|at| presence.tails[*at as usize].chunk)
+    }
 }
 
-/// Where the look is.
-#[derive(Clone, Copy, Debug, Default)]
-enum Stage {
-    #[default]
-    Idle,
-    /// Reads pin words: of this slab from this word on, up to the mark that was found there.
-    Words { slab: usize, word: usize, high: usize },
-    /// Lets records go again that no word pins any more.
-    Parked { from: u32 },
-    /// Decides about what was condemned.
-    Condemned,
-    /// Frees what only a word has held in limbo.
-    LetGo { from: u32 },
+fn key(presence: &Presence, at: u32) -> (u32, u32) {
+    let tail = presence.tails[at as usize];
+    (tail.chunk, tail.tokens)
 }
 
-/// The state of the look.
-#[derive(Debug)]
+/// Tokens `from..to` of a chunk, counted from its start.
+struct Piece {
+    chunk: u64,
+    from: u64,
+    to: u64,
+}
+
+/// What is asked about, and what is there.
+pub(super) struct View<'a> {
+    /// The groups of the domain.
+    pub(super) groups: &'a [GroupShape],
+    /// What is there.
+    pub(super) presence: &'a Presence,
+    /// The numbers of the request.
+    pub(super) limits: &'a Limits,
+    /// Its tails in order.
+    pub(super) order: &'a TailOrder,
+}
+
+impl View<'_> {
+    /// The tails of a chunk, the shortest first.
+    fn tails_of(&self, chunk: u64) -> impl DoubleEndedIterator<Item = (u32, TailPresence)> + '_ {
+        let here = self.order.of_chunk(self.presence, chunk);
+        here.iter().map(|at| (*at, self.presence.tails[*at as usize]))
+    }
+
+    fn has_chunk(&self, chunk: u64, bit: u32) -> bool {
+        let groups = self.presence.chunks.get(chunk as usize);
+        groups.is_some_and(|groups| groups & bit != 0)
+    }
+
+    /// The first token that an object holds, counted from the start of its chunk.
+    fn held_from(&self, source: Source, bit: u32) -> u32 {
+        if self.presence.holes.is_empty() {
+            return 0;
+        }
+        self.presence.holes.get(&(source, bit)).copied().unwrap_or(0)
+    }
+
+    /// Whether the object of a chunk holds all from a token on.
+    fn holds(&self, chunk: u64, bit: u32, from: u64) -> bool {
+        self.has_chunk(chunk, bit) && u64::from(self.held_from(Source::Chunk(chunk as u32), bit)) <= from
+    }
+
+    /// Per group, tokens up to which every object from 0 on is there.
+    pub(super) fn covers(&self) -> Vec<u64> {
+        let cover = |group: &GroupShape| {
+            let chunks = self.presence.chunks.iter();
+            self.cover(
+                group,
+                chunks.take_while(|groups| *groups & group.bit != 0).count() as u64,
+            )
+        };
+        self.groups.iter().map(cover).collect()
+    }
+
+    /// The same of a group that has so many chunks without a gap.
+    pub(super) fn cover(&self, group: &GroupShape, chunks: u64) -> u64 {
+        let mut tails = self.tails_of(chunks).rev();
+        let tail = tails.find(|(_, t)| t.groups & group.bit != 0);
+        chunks * self.limits.chunk_size + tail.map_or(0, |(_, t)| t.tokens.into())
+    }
+
+    /// An object that holds a piece: the full chunk, else the shortest tail.
+    fn source(&self, bit: u32, piece: &Piece) -> Option<Source> {
+        if self.holds(piece.chunk, bit, piece.from) {
+            return Some(Source::Chunk(piece.chunk as u32));
+        }
+        let mut tails = self
+            .tails_of(piece.chunk)
+            .filter(|(_, t)| u64::from(t.tokens) >= piece.to && t.groups & bit != 0)
+            .map(|(at, _)| Source::Tail(at));
+        tails.find(|tail| u64::from(self.held_from(*tail, bit)) <= piece.from)
+    }
+
+    /// The state at exactly `boundary`.
+    fn state(&self, bit: u32, boundary: u64) -> Option<Source> {
+        let size = self.limits.chunk_size;
+        let (chunk, tokens) = (boundary / size, boundary % size);
+        if tokens == 0 {
+            let chunk = chunk.checked_sub(1)?;
+            return self.has_chunk(chunk, bit).then_some(Source::Chunk(chunk as u32));
+        }
+        self.tails_of(chunk)
+            .find(|(_, t)| u64::from(t.tokens) == tokens && t.groups & bit != 0)
+            .map(|(at, _)| Source::Tail(at))
+    }
+}
+
+/// What a group has at the boundary that is looked at.
+#[derive(Clone, Debug)]
+struct Reach {
+    /// Tokens up to which everything is there.
+    cover: u64,
+    /// First chunk of the run of whole objects without holes that was looked at last.
+    run: u64,
+    /// Of the tails of the chunk that reach the boundary, the first token that the best one holds.
+    held: u32,
+}
+
+/// Looks for the longest boundary that all groups serve, from the end of the prompt to its start.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sweep {
-    /// By record: the last scan that found a word that pins it. Grows as pins come up.
-    marks: Chunked<u64>,
-    /// Scans that have begun, whose words have been read, and from which everything has followed.
-    begun: u64,
-    read: u64,
-    swept: u64,
-    stage: Stage,
-    condemned: VecDeque<Condemned>,
-    /// The next of a chain in limbo from whose end one after another goes.
-    follows: Option<u32>,
+    /// No boundary beyond is of use.
+    longest: u64,
+    /// Chunks that are left, or that were when the boundary was found.
+    left: u64,
+    found: u64,
+    reaches: Vec<Reach>,
 }
 
 impl Sweep {
-    /// Nothing has been looked at.
-    pub(super) fn new() -> Self {
+    /// Begins at the end. `covers` are those of the groups.
+    pub(super) fn new(view: &View<'_>, covers: &[u64]) -> Self {
+        let full = view.groups.iter().zip(covers);
+        let full = full.filter(|(g, _)| g.kind == ObjectKind::Full);
+        // Full attention bounds the prefix whatever else is there.
+        let longest = full.map(|(_, cover)| *cover).min().unwrap_or(u64::MAX);
+        let longest = longest.min(view.limits.max_tokens);
+        let tails = view.order.last_chunk(view.presence);
+        let rows = (view.presence.chunks.len() as u64).max(tails.map_or(0, |chunk| u64::from(chunk) + 1));
+        let reach = |cover: &u64| Reach {
+            cover: *cover,
+            run: u64::MAX,
+            held: u32::MAX,
+        };
         Self {
-            marks: Chunked::new(0),
-            begun: 0,
-            read: 0,
-            swept: 0,
-            stage: Stage::Idle,
-            condemned: VecDeque::new(),
-            follows: None,
+            longest,
+            left: rows.min(longest.div_ceil(view.limits.chunk_size)),
+            found: 0,
+            reaches: covers.iter().map(reach).collect(),
         }
     }
 
-    /// A scan that begins from now on.
-    pub(super) fn next(&self) -> u64 {
-        self.begun + 1
+    /// Also looks at boundaries in a chunk behind all that are known of, whose tails are looked up when they are needed.
+    pub(super) fn reach(&mut self, chunk: u64, limits: &Limits) {
+        let rows = self.left.max(chunk + 1);
+        self.left = rows.min(self.longest.div_ceil(limits.chunk_size));
     }
 
-    /// The scan that ends first: good enough for who only wants to pass by what is pinned.
-    pub(super) fn soonest(&self) -> u64 {
-        match self.stage {
-            Stage::Idle => self.begun + 1,
-            _ => self.begun,
+    /// The chunk whose boundaries come next; nothing once the boundary is found, or there is none.
+    pub(super) fn chunk(&self) -> Option<u64> {
+        (self.found == 0).then(|| self.left.checked_sub(1)).flatten()
+    }
+
+    /// Goes on with the chunk before.
+    pub(super) fn leave(&mut self, chunk: u64) {
+        self.left = chunk;
+    }
+
+    /// The boundary; 0 when there is none.
+    pub(super) fn found(&self) -> u64 {
+        self.found
+    }
+
+    /// Looks at the boundary at the end of the chunk that comes next.
+    pub(super) fn at_end(&mut self, view: &View<'_>) -> Option<u64> {
+        let chunk = self.chunk()?;
+        for reach in &mut self.reaches {
+            reach.held = u32::MAX;
         }
+        if chunk >= view.presence.chunks.len() as u64 {
+            return None;
+        }
+        let here = view.presence.chunks[chunk as usize];
+        self.look(view, (chunk + 1).checked_mul(view.limits.chunk_size)?, here)
     }
 
-    /// Whether that scan, or a later one, has found a record pinned.
-    pub(super) fn found(&self, record: u32, scan: u64) -> bool {
-        *self.marks.get(record) >= scan
+    /// Looks at those at its tails, after the one at its end.
+    pub(super) fn at_tails(&mut self, view: &View<'_>) -> Option<u64> {
+        let chunk = self.chunk()?;
+        let mut tails = view.tails_of(chunk).rev().peekable();
+        while let Some(tokens) = tails.peek().map(|(_, tail)| tail.tokens) {
+            let mut here = 0;
+            while let Some((at, tail)) = tails.next_if(|(_, tail)| tail.tokens == tokens) {
+                here |= tail.groups;
+                for (group, reach) in view.groups.iter().zip(&mut self.reaches) {
+                    if tail.groups & group.bit != 0 {
+                        reach.held = reach.held.min(view.held_from(Source::Tail(at), group.bit));
+                    }
+                }
+            }
+            let boundary = chunk * view.limits.chunk_size + u64::from(tokens);
+            if let Some(found) = self.look(view, boundary, here) {
+                return Some(found);
+            }
+        }
+        None
     }
 
-    /// Objects that nobody has decided about.
-    pub(super) fn undecided(&self) -> usize {
-        self.condemned.len()
-    }
-
-    /// Puts an object that was taken out of the index and hangs under nothing now where it is decided about.
-    pub(super) fn condemn(&mut self, record: u32, parent: Option<u32>) {
-        self.condemned.push_back(Condemned {
-            record,
-            parent,
-            after: self.begun,
-        });
+    /// `here` are the groups that have an object which ends at the boundary.
+    fn look(&mut self, view: &View<'_>, boundary: u64, here: u32) -> Option<u64> {
+        if boundary > self.longest {
+            return None;
+        }
+        let (mut needed, chunks) = (false, view);
+        for (group, reach) in view.groups.iter().zip(&mut self.reaches) {
+            let first = first_needed_token(group.kind, boundary);
+            needed |= group.kind == ObjectKind::Recurrent || first < boundary;
+            let served = match group.kind {
+                ObjectKind::Full => boundary <= reach.cover,
+                ObjectKind::Recurrent => here & group.bit != 0,
+                _ => reach.serves(chunks, group.bit, first, boundary),
+            };
+            if !served {
+                return None;
+            }
+        }
+        // Where no group needs anything there is nothing to resume from: a hit never names nothing.
+        self.found = if needed { boundary } else { 0 };
+        needed.then_some(boundary)
     }
 }
 
-impl Core {
-    /// Goes on until a scan of all pin words is finished, with all that follows from it. False: the turn is over.
-    ///
-    /// # Errors
-    /// [`CoreError::Pool`] when the books are wrong.
-    pub(super) fn sweep(&mut self, turn: &mut Turn, scan: u64) -> Result<bool, CoreError> {
-        while self.sweep.swept < scan {
-            if turn.is_over() {
-                return Ok(false);
+impl Reach {
+    /// Whether a window's tokens `first..boundary` are there.
+    fn serves(&mut self, view: &View<'_>, bit: u32, first: u64, boundary: u64) -> bool {
+        let size = view.limits.chunk_size;
+        if first >= boundary {
+            return true;
+        }
+        let (from, last) = (first / size, (boundary - 1) / size);
+        let start = if from == last { first % size } else { 0 };
+        // A tail reaches no chunk's end, so it is of use in the last one only.
+        let ends = view.holds(last, bit, start)
+            || (!boundary.is_multiple_of(size) && self.held != u32::MAX && u64::from(self.held) <= start);
+        if !ends || from == last {
+            return ends;
+        }
+        view.holds(from, bit, first % size) && self.run_before(view, bit, last) <= from + 1
+    }
+
+    /// The first chunk of the run of whole objects without holes that ends before a chunk. Asked for lower and lower
+    /// chunks, so that each is looked at once.
+    fn run_before(&mut self, view: &View<'_>, bit: u32, chunk: u64) -> u64 {
+        if self.run > chunk {
+            self.run = chunk;
+            while self.run > 0 && view.holds(self.run - 1, bit, 0) {
+                self.run -= 1;
             }
-            if let Some(record) = self.sweep.follows.take() {
-                self.let_go(turn, record)?;
-                continue;
-            }
-            match self.sweep.stage {
-                Stage::Idle => {
-                    self.sweep.begun += 1;
-                    // Pairs with the fence of a reader between its pin and its look at the record.
-                    fence(Ordering::SeqCst);
-                    self.sweep.stage = Stage::Words {
-                        slab: 0,
-                        word: 0,
-                        high: self.slabs.high_water(0),
+        }
+        self.run
+    }
+}
+
+/// Names the objects of a prefix, group by group in order, each in token order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Naming {
+    boundary: u64,
+    group: usize,
+    /// The next chunk of the group.
+    chunk: Option<u64>,
+}
+
+impl Naming {
+    /// Those for a resume at a boundary.
+    pub(super) fn new(boundary: u64) -> Self {
+        Self {
+            boundary,
+            group: 0,
+            chunk: None,
+        }
+    }
+
+    /// The next one.
+    pub(super) fn next(&mut self, view: &View<'_>) -> Option<Load> {
+        let (size, local) = (view.limits.chunk_size, view.limits.local_tokens);
+        if self.boundary <= local {
+            return None; // the engine has all of it, its states too
+        }
+        loop {
+            let at = self.group;
+            let group = view.groups.get(at)?;
+            let from = first_needed_token(group.kind, self.boundary).max(local);
+            let chunk = self.chunk.unwrap_or(from / size);
+            let source = match group.kind {
+                ObjectKind::Recurrent => {
+                    self.group += 1;
+                    view.state(group.bit, self.boundary)
+                }
+                _ if from >= self.boundary || chunk >= self.boundary.div_ceil(size) => {
+                    (self.group, self.chunk) = (at + 1, None);
+                    None
+                }
+                _ => {
+                    self.chunk = Some(chunk + 1);
+                    let piece = Piece {
+                        chunk,
+                        from: from.saturating_sub(chunk * size),
+                        to: size.min(self.boundary - chunk * size),
                     };
-                    turn.spend(1);
+                    view.source(group.bit, &piece)
                 }
-                Stage::Words { slab, word, high } => self.read_words(turn, slab, word, high),
-                Stage::Parked { from } => self.sweep_parked(turn, from),
-                Stage::Condemned => self.decide(turn)?,
-                Stage::LetGo { from } => self.sweep_let_go(turn, from)?,
+            };
+            if let Some(source) = source {
+                return Some(Load { group: at, source });
             }
         }
-        Ok(true)
-    }
-
-    /// Does all of it at once.
-    #[cfg(test)]
-    pub(super) fn sweep_now(&mut self) -> Result<(), CoreError> {
-        let scan = self.sweep.next();
-        self.sweep(&mut Turn::endless(), scan).map(drop)
-    }
-
-    /// The first slab in use from this one on. Its mark is read when its words are about to be: a pin that counts raised it
-    /// before its reader's fence.
-    fn words_of(&self, from: usize) -> Stage {
-        match (from..SLABS).find(|slab| self.slabs.is_open(*slab)) {
-            Some(slab) => Stage::Words {
-                slab,
-                word: 0,
-                high: self.slabs.high_water(slab),
-            },
-            None => Stage::Parked { from: 0 },
-        }
-    }
-
-    fn read_words(&mut self, turn: &mut Turn, slab: usize, word: usize, high: usize) {
-        let total = self.pool.frames();
-        let count = high.saturating_sub(word).min(WORDS);
-        let mut words = [0; WORDS];
-        self.slabs.load_pins(slab, word, &mut words[..count]);
-        let (marks, scan) = (&mut self.sweep.marks, self.sweep.begun);
-        for record in words[..count]
-            .iter()
-            .filter_map(|word| super::slabs::record_of(*word, total))
-        {
-            // What was never in use cannot be what a pin that counts names.
-            if self.records.is_known(record) {
-                *marks.get_mut(record) = scan;
-            }
-        }
-        turn.spend(1 + (count / WORDS_PER_STEP) as u32);
-        self.sweep.stage = match word + count < high {
-            true => Stage::Words {
-                slab,
-                word: word + count,
-                high,
-            },
-            false => self.words_of(slab + 1),
-        };
-        if let Stage::Parked { .. } = self.sweep.stage {
-            // What readers read before they took their pins back was read before it goes.
-            fence(Ordering::Acquire);
-            self.sweep.read = scan;
-        }
-    }
-
-    fn sweep_parked(&mut self, turn: &mut Turn, from: u32) {
-        turn.spend(1);
-        self.sweep.stage = match self.records.parked_from(from) {
-            Some(record) => {
-                if !self.sweep.found(record, self.sweep.read) {
-                    self.records.unpark(record);
-                    turn.spend(1);
-                }
-                Stage::Parked { from: record + 1 }
-            }
-            None => Stage::Condemned,
-        };
-    }
-
-    fn decide(&mut self, turn: &mut Turn) -> Result<(), CoreError> {
-        turn.spend(1);
-        let read = self.sweep.read;
-        let Some(front) = self.sweep.condemned.front().filter(|front| front.after < read) else {
-            self.sweep.stage = Stage::LetGo { from: 0 };
-            return Ok(());
-        };
-        let (record, parent) = (front.record, front.parent);
-        self.sweep.condemned.pop_front();
-        self.records.stay_in_limbo(record, parent);
-        self.let_go(turn, record)
-    }
-
-    fn sweep_let_go(&mut self, turn: &mut Turn, from: u32) -> Result<(), CoreError> {
-        turn.spend(1);
-        match self.records.let_go_from(from) {
-            Some(record) => {
-                self.sweep.stage = Stage::LetGo { from: record + 1 };
-                self.let_go(turn, record)
-            }
-            None => {
-                self.sweep.stage = Stage::Idle;
-                self.sweep.swept = self.sweep.read;
-                Ok(())
-            }
-        }
-    }
-
-    /// Frees an object that is out of the index, unless something holds it. What it hung under is next: this may have been
-    /// the last that held it.
-    fn let_go(&mut self, turn: &mut Turn, record: u32) -> Result<(), CoreError> {
-        if !self.records.is_let_go(record) || self.sweep.found(record, self.sweep.read) {
-            return Ok(());
-        }
-        self.sweep.follows = self.records.get(record).parent;
-        self.free_object(turn, record)
     }
 }
-
-const _: () = assert!(PIN_WORDS.is_multiple_of(WORDS));

@@ -4,15 +4,14 @@
 
 use std::borrow::Cow;
 use std::fmt::Debug;
-use std::ops::Range;
 
 use super::api::Tail;
 
 /// Where a lookup gets its tails from. It asks for those of a chunk only where they can matter, so that a client may compute
 /// keys when they are asked for.
 pub trait Tails: Debug + Sync {
-    /// The chunks that have any.
-    fn chunks(&self) -> Range<u32>;
+    /// The chunks up to this one that have any, in order. Never more of them than there are tails, wherever those lie.
+    fn chunks(&self, last: u32) -> Vec<u32>;
     /// Those of a chunk, the shortest first.
     fn of(&self, chunk: u32) -> Cow<'_, [Tail]>;
     /// Tokens of the prompt up to the end of the last tail, in chunks of `chunk_size`; 0 without tails.
@@ -26,7 +25,10 @@ pub struct TailList(Vec<Tail>);
 impl TailList {
     /// These, in any order.
     pub fn new(mut tails: Vec<Tail>) -> Self {
-        tails.sort_by_key(|tail| (tail.chunk, tail.tokens));
+        let place = |tail: &Tail| (tail.chunk, tail.tokens);
+        if !tails.is_sorted_by_key(place) {
+            tails.sort_by_key(place);
+        }
         Self(tails)
     }
 
@@ -37,11 +39,11 @@ impl TailList {
 }
 
 impl Tails for TailList {
-    fn chunks(&self) -> Range<u32> {
-        match (self.0.first(), self.0.last()) {
-            (Some(first), Some(last)) => first.chunk..last.chunk.saturating_add(1),
-            _ => 0..0,
-        }
+    fn chunks(&self, last: u32) -> Vec<u32> {
+        let mut chunks: Vec<u32> = self.0.iter().map(|tail| tail.chunk).collect();
+        chunks.truncate(chunks.partition_point(|chunk| *chunk <= last));
+        chunks.dedup();
+        chunks
     }
 
     fn of(&self, chunk: u32) -> Cow<'_, [Tail]> {
@@ -62,6 +64,19 @@ mod tests {
     use crate::keys::ChunkKey;
 
     #[test]
+    fn chunks_are_counted_by_tails_however_far_apart() {
+        let tail = |chunk| Tail {
+            key: ChunkKey::from_bytes([1; 32]),
+            chunk,
+            tokens: 16,
+        };
+        let list = TailList::new(vec![tail(u32::MAX), tail(0), tail(u32::MAX - 1)]);
+        assert_eq!(list.chunks(u32::MAX), [0, u32::MAX - 1, u32::MAX]);
+        assert_eq!(list.chunks(1 << 20), [0]);
+        assert_eq!(list.of(u32::MAX).len(), 1);
+    }
+
+    #[test]
     fn tails_are_found_by_chunk_whatever_their_order() {
         let tail = |chunk, tokens| Tail {
             key: ChunkKey::from_bytes([tokens as u8; 32]),
@@ -69,14 +84,14 @@ mod tests {
             tokens,
         };
         let list = TailList::new(vec![tail(4, 32), tail(2, 16), tail(4, 16), tail(2, 48)]);
-        assert_eq!(list.chunks(), 2..5);
+        assert_eq!((list.chunks(9), list.chunks(3)), (vec![2, 4], vec![2]));
         assert_eq!(*list.of(2), [tail(2, 16), tail(2, 48)]);
         assert!(list.of(3).is_empty() && list.of(5).is_empty());
         assert_eq!(*list.of(4), [tail(4, 16), tail(4, 32)]);
         assert_eq!(list.end(64), 4 * 64 + 32);
         assert_eq!(
-            (TailList::default().chunks(), TailList::default().end(64)),
-            (0..0, 0)
+            (TailList::default().chunks(9), TailList::default().end(64)),
+            (vec![], 0)
         );
     }
 }

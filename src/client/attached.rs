@@ -1,7 +1,7 @@
 //! What every client maps that looks up by itself: index, epochs and its own slab; and the lock byte that keeps the slab
 //! its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -144,8 +144,9 @@ impl Attached {
     /// Takes pins back: all of them or, where one is not held or is named twice, none.
     pub(super) fn release(&self, pins: &[u64]) -> Result<(), ClientError> {
         let mut held = self.pins();
-        for (at, &pin) in pins.iter().enumerate() {
-            if !held.is_held(pin) || pins[..at].contains(&pin) {
+        let mut seen = HashSet::new();
+        for &pin in pins {
+            if !held.is_held(pin) || !seen.insert(pin) {
                 return Err(ClientError::UnknownPin { pin });
             }
         }

@@ -224,7 +224,7 @@ fn look_up_at(
 
 /// A question as the message that asks it.
 fn by_message(question: &LookupRequest<'_>) -> Result<Lookup, ClientError> {
-    let tails = question.tails.chunks();
+    let tails = question.tails.chunks(u32::MAX).into_iter();
     let tails: Vec<TailKey> = tails
         .flat_map(|chunk| question.tails.of(chunk).into_owned())
         .map(|tail| TailKey {
@@ -267,7 +267,7 @@ pub(super) struct Question {
 
 impl Question {
     pub(super) fn of(question: &LookupRequest<'_>) -> Self {
-        let tails = question.tails.chunks();
+        let tails = question.tails.chunks(u32::MAX).into_iter();
         let tails = tails.flat_map(|chunk| question.tails.of(chunk).into_owned());
         Self {
             domain_seed: question.domain_seed,

@@ -213,3 +213,61 @@ fn counts_add_up_over_hits_and_misses() {
     let c = rig.core.status().counters;
     assert_eq!((c.lookups, c.requested, c.hit, c.miss), (2, 16 + 4, 8, 12));
 }
+
+/// Where a model needs nothing of what was before, there is nothing that tells a prompt from any other.
+#[test]
+fn a_hit_never_names_nothing() {
+    let local = |tokens| ObjectKind::ChunkedLocal { tokens };
+    let one = ObjectKind::Window { tokens: 1 };
+    for kinds in [
+        &[one][..],
+        &[local(16)],
+        &[local(64)],
+        &[local(16), one, local(32)],
+        &[local(16), local(64), one],
+    ] {
+        let mut rig = Rig::new(64);
+        let mut engine = rig.engine(1, kinds);
+        let tails: Vec<Tail> = [16, 32, 48].map(|tokens| tail(7, 2, tokens)).into();
+        let unknown = rig.lookup(&engine, 7, 2, &tails);
+        assert_eq!((unknown.hit_tokens, unknown.pin), (0, 0), "{kinds:?}");
+        let held = rig.lookup_at(&engine, 7, 2, &tails, u64::MAX, 128);
+        assert_eq!(held.hit_tokens, 0, "{kinds:?} with tokens of its own");
+        let own = rig.look_up_direct(&mut engine, 7, 2, &tails, u64::MAX);
+        assert_eq!((own.hit_tokens, own.pin), (0, 0), "{kinds:?} by itself");
+    }
+    // Where one group needs something, that is named.
+    let mut rig = Rig::new(64);
+    let engine = rig.engine(1, &[ObjectKind::Full, local(64)]);
+    rig.put_chain(&engine, 1, 2);
+    let found = rig.lookup(&engine, 1, 2, &[]);
+    assert_eq!((found.hit_tokens, found.loads.len()), (128, 2));
+    rig.audit();
+}
+
+#[test]
+fn a_question_about_far_tails_costs_what_it_names() {
+    let mut rig = Rig::new(64);
+    for kinds in [&[ObjectKind::Window { tokens: 40 }][..], &[ObjectKind::Full]] {
+        rig.seed = ChunkKey::from_bytes([u8::from(kinds[0] == ObjectKind::Full) + 3; 32]);
+        let mut engine = rig.engine(1, kinds);
+        let tails = [0, 1, u32::MAX - 1, u32::MAX].map(|chunk| tail(1, chunk, 16));
+        // The server says what is wrong, the client's own question finds nothing there.
+        let keys = [key(1, 0, CHUNK)];
+        let request = LookupRequest {
+            domain_seed: rig.seed,
+            session: 0,
+            keys: &keys,
+            tails: &TailList::new(tails.to_vec()),
+            max_tokens: u64::MAX,
+            local_tokens: u64::MAX,
+            pin: true,
+            describe: false,
+        };
+        assert_eq!(rig.core.lookup(engine.id, &request).unwrap_err().code(), 24);
+        assert_eq!(
+            rig.look_up_direct(&mut engine, 1, 1, &tails, u64::MAX).hit_tokens,
+            0
+        );
+    }
+}

@@ -1,5 +1,6 @@
 //! The core as the server drives it.
 
+mod domains;
 mod evict;
 mod groups;
 mod partials;

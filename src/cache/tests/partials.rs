@@ -418,3 +418,25 @@ fn an_object_is_never_made_of_the_parts_of_two_computations() {
     }
     assert_eq!(rig.core.status().pool.granted, 0);
 }
+
+#[test]
+fn a_rank_belongs_to_the_client_that_registered_it_last() {
+    let mut rig = Rig::new(128);
+    let r = ranks(&mut rig, 1, 2);
+    let again = rig.peer(1);
+    rig.register(&again, 0, 2, &[group(0, ObjectKind::Full, 2, 0)])
+        .unwrap();
+    // The first one lives, and computes something that rank 1's parts do not belong to.
+    let extents = rig.core.grant(r[0].id, 4 * UNIT).unwrap();
+    let refused = rig.commit(&r[0], &[first_part()], &extents);
+    assert_eq!(refused.unwrap_err().code(), 14);
+    rig.core.abort(r[0].id, &extents).unwrap();
+    let peers = [again, rig.peer(9)];
+    assert_eq!(put(&mut rig, &peers, 0, 0), PartAccepted);
+    assert_eq!(put(&mut rig, &r, 1, 0), Published);
+    // Until it registers again itself.
+    rig.register(&r[0], 0, 2, &[group(0, ObjectKind::Full, 2, 0)])
+        .unwrap();
+    assert_eq!(put(&mut rig, &r, 0, 1), PartAccepted);
+    rig.audit();
+}

@@ -1,7 +1,6 @@
 //! Which tails of a prompt a lookup asks for: they are hashed when it does.
 
 use std::borrow::Cow;
-use std::ops::Range;
 use std::sync::Mutex;
 
 use super::*;
@@ -20,8 +19,8 @@ struct Asked {
 }
 
 impl Tails for Asked {
-    fn chunks(&self) -> Range<u32> {
-        self.tails.chunks()
+    fn chunks(&self, last: u32) -> Vec<u32> {
+        self.tails.chunks(last)
     }
 
     fn of(&self, chunk: u32) -> Cow<'_, [Tail]> {
