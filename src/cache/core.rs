@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use super::api::*;
 use super::credit::Credit;
 use super::error::CoreError;
-use super::evict::Later;
 use super::index::Index;
 use super::partials::Partials;
+use super::pin_scan::Sweep;
 use super::pins::PinTable;
 use super::records::Records;
 use super::registry::Registry;
@@ -46,6 +46,8 @@ pub(super) struct Client {
     pub(super) commits: u64,
     /// Domain and model that its reuse counts for.
     pub(super) reuses: Option<(ChunkKey, String)>,
+    /// Domains in which what its engine has begun is yet to end, since it left them.
+    pub(super) left: Vec<u32>,
 }
 
 /// The cache. All requests are methods; none blocks, none waits for a client.
@@ -55,8 +57,10 @@ pub struct Core {
     pub(super) index: Index,
     pub(super) records: Records,
     pub(super) chains: NumberPool,
-    /// Records that are out of the index and keep their frames for a reader.
-    pub(super) limbo: BTreeSet<u32>,
+    /// The look at what readers pin.
+    pub(super) sweep: Sweep,
+    /// The slab whose touched log is read next.
+    pub(super) touched_next: usize,
     pub(super) pins: PinTable,
     pub(super) slabs: Slabs,
     pub(super) clients: Vec<Option<Client>>,
@@ -66,7 +70,7 @@ pub struct Core {
     /// The one size of all domains, where there is one.
     chunk_size: Option<u32>,
     /// Every size in force, that one included.
-    chunk_sizes: BTreeSet<u32>,
+    pub(super) chunk_sizes: BTreeSet<u32>,
     pub(super) boot_seq: u64,
     pub(super) publications: u64,
     pub(super) prefault_ended: bool,
@@ -102,7 +106,8 @@ impl Core {
             index: Index::create(frames)?,
             records: Records::new(frames),
             chains: NumberPool::new(chain_blocks(frames)),
-            limbo: BTreeSet::new(),
+            sweep: Sweep::new(),
+            touched_next: 0,
             pins: PinTable::new(config.max_pins_per_client, config.max_pinned_objects_per_client),
             slabs: Slabs::create()?,
             clients: (0..SLABS).map(|_| None).collect(),
@@ -169,6 +174,7 @@ impl Core {
             credit: Credit::default(),
             commits: 0,
             reuses: None,
+            left: Vec::new(),
         });
         Ok(id)
     }
@@ -208,43 +214,6 @@ impl Core {
         Ok(())
     }
 
-    /// The connection is closed: drops the pins it made in the request form. Slab and grants stay.
-    ///
-    /// # Errors
-    /// [`CoreError::UnknownClient`].
-    pub fn disconnected(&mut self, client: ClientId) -> Result<(), CoreError> {
-        self.client(client)?;
-        for record in self.pins.end_client(client) {
-            self.records.unpin(record);
-        }
-        Ok(())
-    }
-
-    /// Whether the client is gone: its lock byte is free, and everything it held has been taken back. False:
-    /// it lives on without its connection and may still write its grants; ask again later.
-    ///
-    /// # Errors
-    /// [`CoreError::UnknownClient`], [`CoreError::Shm`]; [`CoreError::Pool`] when the books are wrong.
-    pub fn client_gone(&mut self, client: ClientId) -> Result<bool, CoreError> {
-        self.client(client)?;
-        if self.slabs.is_locked(client.slab)? {
-            return Ok(false);
-        }
-        self.disconnected(client)?;
-        self.unregister(client)?;
-        let credit = self.client_mut(client)?.credit.take_all();
-        let freed = self.pool.free_granted(&credit);
-        let counters = self.slabs.counters(client.slab);
-        self.departed.add(&counters);
-        let named = self.client(client)?.reuses.clone();
-        self.departed_reuse.add(named.as_ref(), &counters.tokens);
-        // Whatever that said, nothing of the credit is left to ask for again.
-        self.slabs.close(client.slab);
-        self.clients[usize::from(client.slab)] = None;
-        freed?;
-        Ok(true)
-    }
-
     /// Records the chunk size of all domains. The same size again is fine.
     ///
     /// # Errors
@@ -274,58 +243,6 @@ impl Core {
         Ok(())
     }
 
-    /// Registers one rank, and returns the number of its domain and how many frames its pins may keep. A rank of an
-    /// engine that registers again ends the engine's partials: whatever it stored before may never be completed.
-    ///
-    /// # Errors
-    /// [`CoreError::NotNegotiated`], [`CoreError::UnknownClient`], and those of the layout:
-    /// [`CoreError::InvalidArgument`], [`CoreError::InvalidGroup`], [`CoreError::RegistrationConflict`],
-    /// [`CoreError::ObjectTooLarge`], [`CoreError::LimitExceeded`]. Nothing has changed then.
-    pub fn register(
-        &mut self,
-        client: ClientId,
-        registration: &Registration,
-    ) -> Result<(u32, u64), CoreError> {
-        self.require_chunk_size()?;
-        if !self.chunk_sizes.contains(&registration.chunk_size) {
-            let size = registration.chunk_size;
-            return Err(wrong_chunk_size(size, "it must be one that was negotiated"));
-        }
-        let instance = self.client(client)?.info.engine_instance;
-        let domain = self.registry.register(registration, self.pool.frames())?;
-        // What is incomplete is of one engine in one domain, so nothing else of that engine ends.
-        let begins_anew = |c: &Client| {
-            let old = c.registration.as_ref()?;
-            let same_rank = old.domain == domain && old.rank == registration.rank;
-            (c.info.engine_instance == instance && (c.id == client || same_rank)).then_some(old.domain)
-        };
-        let ended: BTreeSet<u32> = self.clients.iter().flatten().filter_map(begins_anew).collect();
-        for domain in ended {
-            self.end_instance(&instance, domain)?;
-        }
-        let new = RankRegistration {
-            domain,
-            rank: registration.rank,
-            parts: registration.groups.iter().map(|g| (g.group, g.part)).collect(),
-            stores: registration.stores,
-            payload_path: registration.payload_path,
-            replaced: false,
-        };
-        // With one rank nobody's parts are mixed with another's.
-        for other in self.clients.iter_mut().flatten() {
-            if other.info.engine_instance == instance
-                && let Some(old) = &mut other.registration
-                && (old.domain, old.rank) == (domain, registration.rank)
-            {
-                old.replaced = registration.world_size > 1;
-            }
-        }
-        if let Some(old) = self.client_mut(client)?.registration.replace(new) {
-            self.registry.unregister(old.domain);
-        }
-        Ok((domain, self.kept_frames_max(self.domain(domain)?)))
-    }
-
     /// Says which domain a client looks up in, and which model that is: what it reuses counts for that one, also what it
     /// has counted before.
     ///
@@ -333,20 +250,6 @@ impl Core {
     /// [`CoreError::UnknownClient`].
     pub fn reuses(&mut self, client: ClientId, domain: ChunkKey, model: &str) -> Result<(), CoreError> {
         self.client_mut(client)?.reuses = Some((domain, model.to_owned()));
-        Ok(())
-    }
-
-    /// Drops the client's registration and its engine's partials. Objects stay. Fine when there is none.
-    ///
-    /// # Errors
-    /// [`CoreError::UnknownClient`]; [`CoreError::Pool`] when the books are wrong.
-    pub fn unregister(&mut self, client: ClientId) -> Result<(), CoreError> {
-        let entry = self.client_mut(client)?;
-        let instance = entry.info.engine_instance;
-        if let Some(old) = entry.registration.take() {
-            self.end_instance(&instance, old.domain)?;
-            self.registry.unregister(old.domain);
-        }
         Ok(())
     }
 
@@ -388,17 +291,9 @@ impl Core {
         }
         Ok(client)
     }
-
-    fn end_instance(&mut self, instance: &[u8; 16], domain: u32) -> Result<(), CoreError> {
-        for key in self.partials.of_engine(instance, domain) {
-            self.end_partial(&key, Later::Welcome)?;
-        }
-        self.partials.forget_ended(instance, domain);
-        Ok(())
-    }
 }
 
-fn wrong_chunk_size(tokens: u32, expected: &'static str) -> CoreError {
+pub(super) fn wrong_chunk_size(tokens: u32, expected: &'static str) -> CoreError {
     CoreError::InvalidArgument {
         field: "chunk size",
         value: tokens.into(),

@@ -65,13 +65,10 @@ impl Credit {
         true
     }
 
-    /// Takes everything out.
-    pub(super) fn take_all(&mut self) -> Vec<Extent> {
-        self.frames = 0;
-        std::mem::take(&mut self.runs)
-            .into_iter()
-            .map(|(frame, count)| Extent::new(frame, count))
-            .collect()
+    /// The first run.
+    pub(super) fn first(&self) -> Option<Extent> {
+        let (&frame, &count) = self.runs.first_key_value()?;
+        Some(Extent::new(frame, count))
     }
 }
 
@@ -92,8 +89,13 @@ mod tests {
         assert!(!credit.remove(Extent::new(8, 1)));
         assert!(!credit.contains(Extent::new(3, 0)));
         assert!(credit.remove(Extent::new(22, 1)));
+        let mut left = Vec::new();
+        while let Some(run) = credit.first() {
+            assert!(credit.remove(run));
+            left.push(run);
+        }
         assert_eq!(
-            credit.take_all(),
+            left,
             [
                 Extent::new(0, 8),
                 Extent::new(12, 3),

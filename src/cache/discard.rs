@@ -2,13 +2,170 @@
 //!
 //! May import everything of this module.
 
-use std::collections::{HashMap, HashSet};
-
 use super::api::{ClientId, ObjectId};
 use super::core::Core;
+use super::ends::EndPartial;
 use super::error::CoreError;
+use super::evict::{CONDEMN_STEPS, Later};
+use super::record::WORD_META;
+use super::turn::{Progress, Turn, Work, finish};
 use crate::keys::ChunkKey;
 use crate::pool::RecordState;
+
+/// An object with all that hangs under it, which goes from its ends up.
+#[derive(Debug)]
+struct Tree {
+    /// Its record and incarnation.
+    root: (u32, u64),
+    /// Where we are, and what hangs there that is to be looked at next.
+    at: (u32, u64),
+    child: Option<u32>,
+}
+
+/// [`Core::discard`] in turns.
+#[derive(Debug)]
+pub struct Discard<'a> {
+    client: ClientId,
+    domain_seed: ChunkKey,
+    /// What is yet to go. From the last on: what hangs under another is mostly named after it.
+    left: &'a [(ObjectId, u64)],
+    begun: bool,
+    tree: Option<Tree>,
+    ending: Option<EndPartial>,
+    /// The scan that decides about what went.
+    scan: Option<u64>,
+}
+
+impl<'a> Discard<'a> {
+    /// Objects and the incarnations that were read.
+    pub fn new(client: ClientId, domain_seed: ChunkKey, objects: &'a [(ObjectId, u64)]) -> Self {
+        Self {
+            client,
+            domain_seed,
+            left: objects,
+            begun: false,
+            tree: None,
+            ending: None,
+            scan: None,
+        }
+    }
+}
+
+impl Work for Discard<'_> {
+    type Answer = ();
+
+    fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<()>, CoreError> {
+        if !std::mem::replace(&mut self.begun, true) {
+            core.require_chunk_size()?;
+            core.client(self.client)?;
+            core.registry.find(&self.domain_seed)?;
+        }
+        loop {
+            if turn.is_over() {
+                return Ok(Progress::More);
+            }
+            if let Some(ending) = &mut self.ending {
+                if ending.step(core, turn)? {
+                    self.ending = None;
+                }
+            } else if let Some(tree) = &mut self.tree {
+                match tree.step(core, turn)? {
+                    Some(Next::Partial(ending)) => self.ending = Some(ending),
+                    Some(Next::Gone) => self.tree = None,
+                    None => {}
+                }
+                // Whatever went by now may be decided about by then.
+                self.scan = Some(core.sweep.next());
+            } else if let Some(((id, incarnation), left)) = self.left.split_last() {
+                self.left = left;
+                turn.spend(2);
+                // The last object of a domain may have gone with what went before.
+                let domain = core
+                    .registry
+                    .find(&self.domain_seed)
+                    .ok()
+                    .map(|(number, _)| number);
+                let found = core.index.reader().lookup(id);
+                let found = found.filter(|view| view.incarnation == *incarnation);
+                if let Some(view) = found.filter(|view| Some(view.domain) == domain) {
+                    let root = (view.record, view.incarnation);
+                    self.tree = Some(Tree {
+                        root,
+                        at: root,
+                        child: core.records.first_child(view.record),
+                    });
+                    core.counters.discarded_objects += 1;
+                }
+            } else {
+                let done = self.scan.map_or(Ok(true), |scan| core.sweep(turn, scan))?;
+                return Ok(if done { Progress::Done(()) } else { Progress::More });
+            }
+        }
+    }
+}
+
+/// What comes up in a tree.
+enum Next {
+    /// An incomplete object, which ends: what it hangs under goes.
+    Partial(EndPartial),
+    /// All of it has gone.
+    Gone,
+}
+
+impl Tree {
+    /// One step down, on or up.
+    fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Option<Next>, CoreError> {
+        turn.spend(1);
+        let (record, incarnation) = self.at;
+        if !core.is_incarnation(record, incarnation)? {
+            // Somebody else has evicted it. Begin again, if the root is still there.
+            if !core.is_incarnation(self.root.0, self.root.1)? {
+                return Ok(Some(Next::Gone));
+            }
+            self.at = self.root;
+            self.child = core.records.first_child(self.root.0);
+            return Ok(None);
+        }
+        let child = self
+            .child
+            .filter(|child| core.records.get(*child).parent == Some(record));
+        if let Some(child) = child {
+            self.child = core.records.next_sibling(child);
+            match core.records.get(child).state {
+                RecordState::Live => {
+                    self.at = (child, core.pool.directory.shared_words(child)?[WORD_META]);
+                    self.child = core.records.first_child(child);
+                }
+                RecordState::Partial => {
+                    let partial = core.partials.of_record(child);
+                    let ending = partial.and_then(|(key, _)| EndPartial::new(core, key, Later::TurnedAway));
+                    return Ok(ending.map(Next::Partial));
+                }
+                // It stays for its reader.
+                RecordState::Limbo | RecordState::Free => {}
+            }
+            return Ok(None);
+        }
+        if self.child.is_some() {
+            // It does not hang here any more: look at all that does.
+            self.child = core.records.first_child(record);
+            return Ok(None);
+        }
+        let entry = core.records.get(record);
+        let (parent, next) = (entry.parent, core.records.next_sibling(record));
+        turn.spend(CONDEMN_STEPS);
+        core.condemn(record)?;
+        if self.at == self.root {
+            return Ok(Some(Next::Gone));
+        }
+        // What hung under the root hangs under it still, so there is something above.
+        if let Some(parent) = parent {
+            self.at = (parent, core.pool.directory.shared_words(parent)?[WORD_META]);
+            self.child = next;
+        }
+        Ok(None)
+    }
+}
 
 impl Core {
     /// Takes objects out of the index, and with each all that hangs under it: nothing below it can be reached without
@@ -23,58 +180,12 @@ impl Core {
         domain_seed: ChunkKey,
         objects: &[(ObjectId, u64)],
     ) -> Result<(), CoreError> {
-        self.require_chunk_size()?;
-        self.client(client)?;
-        let (domain, _) = self.registry.find(&domain_seed)?;
-        let mut roots = HashSet::new();
-        for (id, incarnation) in objects {
-            let found = self.index.reader().lookup(id);
-            let found = found.filter(|view| view.incarnation == *incarnation);
-            if let Some(view) = found.filter(|view| self.records.get(view.record).domain == domain) {
-                roots.insert(view.record);
-            }
-        }
-        if roots.is_empty() {
-            return Ok(());
-        }
-        let mut condemned = Vec::new();
-        for record in self.trees(&roots) {
-            condemned.push(self.condemn(record)?);
-        }
-        self.retire(condemned)?;
-        self.counters.discarded_objects += roots.len() as u64;
-        Ok(())
+        finish(self, Discard::new(client, domain_seed, objects))
     }
 
-    /// The live records that are or hang under one of the roots, the deepest first.
-    ///
-    /// One pass over all records, which discards are rare enough for. An incomplete object among them ends when its last
-    /// part arrives and its parent is not live.
-    fn trees(&self, roots: &HashSet<u32>) -> Vec<u32> {
-        // Per record its depth, and whether it is in one of the trees.
-        let mut known: HashMap<u32, (u32, bool)> = HashMap::new();
-        let mut found = Vec::new();
-        let mut path = Vec::new();
-        for (record, entry) in self.records.iter() {
-            let mut at = Some(record);
-            while let Some(record) = at.filter(|record| !known.contains_key(record)) {
-                path.push(record);
-                at = self.records.get(record).parent;
-            }
-            let mut above = at.and_then(|at| known.get(&at).copied());
-            for record in path.drain(..).rev() {
-                let (depth, inside) = above.map_or((0, false), |(depth, inside)| (depth + 1, inside));
-                let own = (depth, inside || roots.contains(&record));
-                known.insert(record, own);
-                above = Some(own);
-            }
-            if let Some(&(depth, true)) = known.get(&record)
-                && entry.state == RecordState::Live
-            {
-                found.push((depth, record));
-            }
-        }
-        found.sort_unstable_by(|a, b| b.cmp(a));
-        found.into_iter().map(|(_, record)| record).collect()
+    /// Whether a record is a live object of that incarnation.
+    pub(super) fn is_incarnation(&self, record: u32, incarnation: u64) -> Result<bool, CoreError> {
+        let live = self.records.get(record).state == RecordState::Live;
+        Ok(live && self.pool.directory.shared_words(record)?[WORD_META] == incarnation)
     }
 }

@@ -4,27 +4,45 @@
 //!
 //! A batch takes leaves, and those that become leaves by it. A reader's pin that is seen before costs
 //! nothing; one that is seen only after the object was taken out of the index keeps the object's frames, and
-//! those of everything it hangs under, in limbo until the pin is gone.
+//! those of everything it hangs under, in limbo until the pin is gone. Between two turns nothing is halfway: what was taken out
+//! waits in the core for the next scan of the pins, whoever makes it.
 
-use super::api::ObjectId;
+use super::SLABS;
+use super::api::{ClientId, ObjectId};
 use super::core::Core;
+use super::ends::EndPartial;
 use super::error::CoreError;
-use super::partials::{Partial, PartialKey};
+use super::partials::PartialKey;
+use super::policy::Place;
 use super::record::{COUNTER_BITS, WORD_KEY, WORD_META, WORD_SHAPE, key_of_words};
-use super::records::Records;
-use crate::pool::RecordState;
-use crate::sync::shared::{Ordering, fence};
+use super::turn::{Progress, Turn, Work, finish};
+use crate::pool::{Extent, RecordState, count_frames};
 
 /// Objects that a batch takes when it can: the fence and the scan of all slabs are paid once for them.
-const BATCH: usize = 64;
+const BATCH: u64 = 64;
 /// A batch that has freed this fraction of the pool is large enough with fewer objects.
 const BATCH_FRACTION: u64 = 32;
+/// Objects that a batch takes at most, so that the first of many become free before the last are taken out.
+const BATCH_MAX: u64 = 4096;
+/// Entries of touched logs that are read before space is made. What is left is read the next time.
+const TOUCHED: usize = 4096;
+/// Of one client's log at a time, so that all of them come up.
+const TOUCHED_EACH: usize = 64;
 /// A partial is stale when the client that began it has committed this often since: its engine works in
 /// step, so the missing ranks have passed it by.
 const STALE_COMMITS: u64 = 8;
-/// A partial is abandoned, and ends also without need, after so many commits: more than the steps by which the stages of a
-/// pipeline are apart.
-const ABANDONED_COMMITS: u64 = 64;
+
+/// Steps that it takes to take an object out of the index and out of the tree.
+pub(super) const CONDEMN_STEPS: u32 = 6;
+/// Steps that it takes to free an object, besides those for its frames and runs.
+const FREE_STEPS: u32 = 6;
+/// Frames whose words count as one step: two cache lines of owners, two of epochs.
+const FRAMES_PER_STEP: u64 = 16;
+
+/// Steps of changing the owner of so many frames in so many runs.
+pub(super) fn frame_steps(runs: usize, frames: u64) -> u32 {
+    runs as u32 + (frames / FRAMES_PER_STEP) as u32
+}
 
 /// Whether parts of an ended partial that have yet to come are turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,91 +68,310 @@ pub(super) enum Need {
     },
 }
 
-/// An object that is out of the index.
-pub(super) struct Condemned {
-    record: u32,
-    parent: Option<u32>,
+/// What is being done to make space.
+#[derive(Debug)]
+enum Stage {
+    /// Looks whether there is enough.
+    Check,
+    /// Looks for a partial that is stale, client by client.
+    Stale { after: Option<ClientId> },
+    /// Ends a partial; then goes on with the next client's, or looks again.
+    End { ending: EndPartial, stale: bool },
+    /// Reads what clients have touched: at this slab, after so many in a row that had nothing.
+    Touched { slab: usize, quiet: usize, left: usize },
+    /// Waits for a scan that says what is pinned.
+    Scan { scan: u64 },
+    /// Takes objects out of the index.
+    Victims,
+    /// Waits for the scan after that.
+    Retire { scan: u64 },
+    /// Looks for the oldest partial of all, which may yet be completed.
+    Fresh {
+        after: Option<ClientId>,
+        oldest: Option<(u64, PartialKey)>,
+    },
+    /// Nothing more can be had.
+    Over,
 }
 
-impl Core {
-    /// Tries to have `frames` frames that can be granted: stale partials go first, then objects, then the
-    /// other partials, the oldest first. Nothing goes while the prefault will yet bring free frames.
-    pub(super) fn make_space(&mut self, frames: u64, need: Need) -> Result<(), CoreError> {
-        let prefaulting = !self.prefault_ended && self.pool.prefaulted_frames() < self.pool.frames();
-        if prefaulting {
+/// Makes space, as far as it can be made: stale partials go first, then objects, then the other partials, the oldest
+/// first.
+#[derive(Debug)]
+pub(super) struct Space {
+    /// Frames that are to be free.
+    frames: u64,
+    need: Need,
+    /// Whether nothing goes while the prefault will yet bring free frames.
+    patient: bool,
+    stage: Stage,
+    /// The scan that says what is pinned.
+    seen: Option<u64>,
+    /// Where the next victim is looked for.
+    place: Place,
+    /// Nothing was taken since the look began at the first place.
+    in_vain: bool,
+    /// Of the batch: objects and frames taken, and frames wanted.
+    batch: (u64, u64),
+    wanted: u64,
+    /// Objects and frames taken in all.
+    pub(super) objects: u64,
+    taken: u64,
+}
+
+impl Space {
+    /// For so many frames that can be granted.
+    pub(super) fn new(frames: u64, need: Need) -> Self {
+        Self {
+            frames,
+            need,
+            patient: true,
+            stage: Stage::Check,
+            seen: None,
+            place: (0, 0),
+            in_vain: true,
+            batch: (0, 0),
+            wanted: 0,
+            objects: 0,
+            taken: 0,
+        }
+    }
+
+    /// For all the space there is: every object goes that was published until now and may go.
+    fn all(core: &Core) -> Self {
+        let need = Need::Ahead {
+            published: core.publications,
+        };
+        Self {
+            patient: false,
+            ..Self::new(u64::MAX, need)
+        }
+    }
+
+    /// Goes on until there is enough or nothing more can be had. False: the turn is over.
+    pub(super) fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<bool, CoreError> {
+        loop {
+            if turn.is_over() {
+                return Ok(false);
+            }
+            match &mut self.stage {
+                Stage::Check => {
+                    turn.spend(1);
+                    if self.patient && core.is_growing() || core.pool.grantable() >= self.frames {
+                        return Ok(true);
+                    }
+                    // Somebody else may take what becomes free: the second time as much has gone it is not for us.
+                    if self.patient && self.taken >= self.frames.saturating_mul(2) {
+                        return Ok(true);
+                    }
+                    self.stage = match self.seen {
+                        None => Stage::Stale { after: None },
+                        Some(_) => self.begin_batch(core),
+                    };
+                }
+                Stage::Stale { after } => {
+                    let after = *after;
+                    self.stale(core, turn, after);
+                }
+                Stage::End { ending, stale } => {
+                    let (after, stale) = (ending.opened_by(), *stale);
+                    if !ending.step(core, turn)? {
+                        return Ok(false);
+                    }
+                    self.stage = match stale && core.pool.grantable() < self.frames {
+                        // There may be more of the same client's.
+                        true => Stage::Stale { after: before(after) },
+                        false => Stage::Check,
+                    };
+                }
+                Stage::Touched { slab, quiet, left } => {
+                    let read = core.read_touched(turn, *slab, (*left).min(TOUCHED_EACH));
+                    *slab = (*slab + 1) % SLABS;
+                    *left -= read;
+                    *quiet = if read == 0 { *quiet + 1 } else { 0 };
+                    if *left == 0 || *quiet >= SLABS {
+                        core.touched_next = *slab;
+                        self.stage = Stage::Scan {
+                            scan: core.sweep.soonest(),
+                        };
+                    }
+                }
+                Stage::Scan { scan } | Stage::Retire { scan } => {
+                    let scan = *scan;
+                    if !core.sweep(turn, scan)? {
+                        return Ok(false);
+                    }
+                    self.seen = Some(scan);
+                    self.stage = Stage::Check;
+                }
+                Stage::Victims => self.victim(core, turn)?,
+                Stage::Over => return Ok(true),
+                Stage::Fresh { after, oldest } => {
+                    turn.spend(1);
+                    match core.partials.oldest_of_next(*after) {
+                        Some((key, partial)) => {
+                            let found = (partial.seq, *key);
+                            *after = Some(partial.opened.0);
+                            *oldest = Some(oldest.map_or(found, |oldest| oldest.min(found)));
+                        }
+                        None => {
+                            let ending =
+                                oldest.and_then(|(_, key)| EndPartial::new(core, &key, Later::TurnedAway));
+                            let Some(ending) = ending else {
+                                return Ok(true);
+                            };
+                            self.stage = Stage::End { ending, stale: false };
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn stale(&mut self, core: &Core, turn: &mut Turn, after: Option<ClientId>) {
+        turn.spend(1);
+        let Some((key, partial)) = core.partials.oldest_of_next(after) else {
+            self.stage = Stage::Touched {
+                slab: core.touched_next,
+                quiet: 0,
+                left: TOUCHED,
+            };
+            return;
+        };
+        let ending = match core.has_waited(partial, STALE_COMMITS) {
+            true => EndPartial::new(core, key, Later::Welcome),
+            false => None,
+        };
+        self.stage = match ending {
+            Some(ending) => Stage::End { ending, stale: true },
+            None => Stage::Stale {
+                after: Some(partial.opened.0),
+            },
+        };
+    }
+
+    fn begin_batch(&mut self, core: &Core) -> Stage {
+        self.batch = (0, 0);
+        self.wanted = self.frames.saturating_sub(core.pool.grantable());
+        Stage::Victims
+    }
+
+    fn victim(&mut self, core: &mut Core, turn: &mut Turn) -> Result<(), CoreError> {
+        turn.spend(1);
+        let enough = (u64::from(core.pool.frames()) / BATCH_FRACTION).max(1);
+        let (objects, frames) = self.batch;
+        let more = frames < self.wanted || objects < BATCH && frames < enough;
+        let retire = Stage::Retire {
+            scan: core.sweep.next(),
+        };
+        if !more || objects >= BATCH_MAX {
+            self.stage = retire;
             return Ok(());
         }
-        while self.pool.grantable() < frames {
-            if let Some(key) = self.oldest_partial(true) {
-                self.end_partial(&key, Later::Welcome)?;
-                continue;
-            }
-            let missing = frames - self.pool.grantable();
-            if self.evict_batch(missing, need)? > 0 {
-                continue;
-            }
-            match self.oldest_partial(false).filter(|_| need == Need::Now) {
-                Some(key) => self.end_partial(&key, Later::TurnedAway)?,
-                None => break,
-            }
+        let Some((rank, record)) = core.records.victim_from(self.place) else {
+            self.stage = match objects {
+                0 if self.in_vain => match self.need {
+                    Need::Now => Stage::Fresh {
+                        after: None,
+                        oldest: None,
+                    },
+                    Need::Ahead { .. } => Stage::Over,
+                },
+                // What has become free meanwhile may be all that others hung under.
+                0 => Stage::Victims,
+                _ => retire,
+            };
+            (self.place, self.in_vain) = ((0, 0), true);
+            return Ok(());
+        };
+        // Met again only when something before it has come to be a leaf.
+        self.place = (rank, record + 1);
+        if self.seen.is_some_and(|scan| core.sweep.found(record, scan)) {
+            core.records.park(record);
+            turn.spend(1);
+        } else if !core.stays(record, self.need)? {
+            self.take(core, turn, record)?;
         }
         Ok(())
     }
 
-    fn oldest_partial(&self, stale: bool) -> Option<PartialKey> {
-        let mut all = self.partials.iter();
-        all.find(|(_, partial)| !stale || self.has_waited(partial, STALE_COMMITS))
-            .map(|(key, _)| *key)
+    fn take(&mut self, core: &mut Core, turn: &mut Turn, record: u32) -> Result<(), CoreError> {
+        let entry = core.records.get(record);
+        let (frames, parent) = (u64::from(entry.frames), entry.parent);
+        turn.spend(CONDEMN_STEPS);
+        core.condemn(record)?;
+        self.batch = (self.batch.0 + 1, self.batch.1 + frames);
+        self.objects += 1;
+        self.taken += frames;
+        self.in_vain = false;
+        if let Some(place) = parent.and_then(|parent| core.records.place_of(parent)) {
+            self.place = self.place.min(place);
+        }
+        Ok(())
     }
+}
 
-    /// Whether the client that began a partial has committed that often since, or is gone.
-    fn has_waited(&self, partial: &Partial, commits: u64) -> bool {
-        let (client, opened) = partial.opened;
-        self.client(client)
-            .map_or(true, |c| c.commits - opened >= commits)
+/// The client before one, in the order in which they are gone through.
+fn before(client: ClientId) -> Option<ClientId> {
+    let nonce = client.nonce.checked_sub(1)?;
+    Some(ClientId { nonce, ..client })
+}
+
+/// [`Core::clear`] in turns.
+#[derive(Debug)]
+pub struct Clear {
+    /// The youngest partial that goes.
+    youngest: u64,
+    ending: Option<EndPartial>,
+    space: Option<Space>,
+}
+
+impl Clear {
+    /// What is there now goes.
+    pub fn new(core: &Core) -> Self {
+        Self {
+            youngest: core.partials.last_seq(),
+            ending: None,
+            space: None,
+        }
     }
+}
 
-    /// Ends the oldest partials as far as they are abandoned: nobody will complete them, but for a later computation of the
-    /// same, whose parts they must not be mixed with.
-    pub(super) fn end_abandoned_partials(&mut self) -> Result<(), CoreError> {
+impl Work for Clear {
+    type Answer = u64;
+
+    fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<u64>, CoreError> {
         loop {
-            let oldest = self.partials.iter().next();
-            let Some(key) = oldest
-                .filter(|(_, partial)| self.has_waited(partial, ABANDONED_COMMITS))
-                .map(|(key, _)| *key)
-            else {
-                return Ok(());
-            };
-            self.end_partial(&key, Later::Welcome)?;
-        }
-    }
-
-    /// Evicts until `frames` frames are free again, and a whole batch if there is as much. Frames freed.
-    fn evict_batch(&mut self, frames: u64, need: Need) -> Result<u64, CoreError> {
-        let total = self.pool.frames();
-        let records = &mut self.records;
-        self.slabs.drain_touched(total, |record| records.touch(record));
-        let pinned = self.slabs.pinned(total);
-        let enough = (u64::from(total) / BATCH_FRACTION).max(1);
-        let (mut condemned, mut spared, mut expected) = (Vec::new(), Vec::new(), 0);
-        while expected < frames || (condemned.len() < BATCH && expected < enough) {
-            let Some(victim) = self.records.next_victim() else {
-                break;
-            };
-            if pinned.contains(&victim) || self.is_too_new(victim, need)? {
-                spared.push(victim);
-                continue;
+            if let Some(ending) = &mut self.ending {
+                if !ending.step(core, turn)? {
+                    return Ok(Progress::More);
+                }
+                self.ending = None;
             }
-            expected += u64::from(self.records.get(victim).frames);
-            condemned.push(self.condemn(victim)?);
+            if let Some(space) = &mut self.space {
+                let done = space.step(core, turn)?;
+                return Ok(match done {
+                    true => Progress::Done(space.objects),
+                    false => Progress::More,
+                });
+            }
+            // The youngest first, so that most have nothing under them.
+            let next = core.partials.youngest(self.youngest);
+            match next.and_then(|(key, _)| EndPartial::new(core, key, Later::TurnedAway)) {
+                Some(ending) => self.ending = Some(ending),
+                None => self.space = Some(Space::all(core)),
+            }
         }
-        for record in spared {
-            self.records.spare(record);
-        }
-        self.retire(condemned)
+    }
+}
+
+impl Core {
+    /// Whether more of the pool is being made present.
+    pub(super) fn is_growing(&self) -> bool {
+        !self.prefault_ended && self.pool.prefaulted_frames() < self.pool.frames()
     }
 
-    fn is_too_new(&self, record: u32, need: Need) -> Result<bool, CoreError> {
+    /// Whether a record that may go does not go for this need.
+    fn stays(&self, record: u32, need: Need) -> Result<bool, CoreError> {
         let Need::Ahead { published } = need else {
             return Ok(false);
         };
@@ -142,26 +379,39 @@ impl Core {
         Ok(incarnation > self.boot_seq << COUNTER_BITS | published)
     }
 
-    /// Evicts one record, to make room in its bucket: should it go to limbo, its slot is free all the same.
-    pub(super) fn evict_one(&mut self, record: u32) -> Result<(), CoreError> {
-        let condemned = self.condemn(record)?;
-        self.retire(vec![condemned])?;
-        Ok(())
+    /// Reads a little of what a client has touched. How many entries.
+    fn read_touched(&mut self, turn: &mut Turn, slab: usize, most: usize) -> usize {
+        let records = &mut self.records;
+        let total = self.pool.frames();
+        let read = self
+            .slabs
+            .read_touched(slab, total, most, |record| records.touch(record));
+        turn.spend(u32::from(self.slabs.is_open(slab)) + read as u32);
+        read
     }
 
-    /// Takes an object out of the index and out of the tree.
-    pub(super) fn condemn(&mut self, record: u32) -> Result<Condemned, CoreError> {
+    /// Evicts one record at once.
+    #[cfg(test)]
+    pub(super) fn evict_one(&mut self, record: u32) -> Result<(), CoreError> {
+        self.condemn(record)?;
+        self.sweep_now()
+    }
+
+    /// Takes an object out of the index and out of the tree. Whether its frames become free is decided by the next scan.
+    pub(super) fn condemn(&mut self, record: u32) -> Result<(), CoreError> {
         let id = self.id_of(record)?;
         self.move_children_up(record, &id)?;
         let parent = self.records.get(record).parent;
         let chunk_before = self.records.chunk_before(record);
         self.index.kill(record, &id);
         self.records.enter_limbo(record);
+        self.pool.directory.set_state(record, RecordState::Limbo);
         self.show_children(parent);
         self.show_children(chunk_before);
         self.records.attach(record, None);
+        self.sweep.condemn(record, parent);
         self.counters.evicted_objects += 1;
-        Ok(Condemned { record, parent })
+        Ok(())
     }
 
     /// Has the index say what hangs beside a record, and which tails of the next chunk are there.
@@ -197,99 +447,22 @@ impl Core {
         Ok(())
     }
 
-    /// The second half of a batch: what no reader holds becomes free. Children come before parents.
-    pub(super) fn retire(&mut self, condemned: Vec<Condemned>) -> Result<u64, CoreError> {
-        // Pairs with the fence of a reader between its pin and its look at the record.
-        fence(Ordering::SeqCst);
-        let pinned = self.slabs.pinned(self.pool.frames());
-        let held = |records: &Records, record: u32| {
-            let entry = records.get(record);
-            pinned.contains(&record) || entry.pins > 0 || entry.children > 0
-        };
-        let mut freed = 0;
-        for Condemned { record, parent } in condemned {
-            if held(&self.records, record) {
-                self.pool.directory.set_state(record, RecordState::Limbo);
-                self.records.attach(record, parent);
-                self.limbo.insert(record);
-            } else {
-                freed += self.free_object(record)?;
-            }
-        }
-        // Those of earlier batches; one that goes may let the one go that it hangs under.
-        loop {
-            let may_go = |r: &u32| !held(&self.records, *r);
-            let Some(record) = self.limbo.iter().copied().find(may_go) else {
-                return Ok(freed);
-            };
-            self.limbo.remove(&record);
-            freed += self.free_object(record)?;
-        }
-    }
-
-    /// Frees the frames of an object that is out of the index and that nobody reads. Frames freed.
-    fn free_object(&mut self, record: u32) -> Result<u64, CoreError> {
+    /// Frees the frames of an object that is out of the index and that nobody reads.
+    pub(super) fn free_object(&mut self, turn: &mut Turn, record: u32) -> Result<(), CoreError> {
         let (parts, blocks) = self.pool.directory.body(record)?;
-        let frames = self.records.get(record).frames.into();
-        for part in &parts {
-            self.pool.epochs.set(&part.extents, 0);
-        }
+        let extents: Vec<Extent> = parts
+            .iter()
+            .flat_map(|part| part.extents.iter().copied())
+            .collect();
+        turn.spend(FREE_STEPS + frame_steps(2 * extents.len(), count_frames(&extents)) + blocks.len() as u32);
+        self.pool.epochs.set(&extents, 0);
         self.pool.directory.set_state(record, RecordState::Free);
-        let mut freed = Ok(());
-        for part in &parts {
-            let part = self.pool.free_used(&part.extents);
-            freed = freed.and(part);
-        }
+        let freed = self.pool.free_used(&extents);
         for block in blocks {
             self.chains.put(block);
         }
         self.close_record(record);
-        freed?;
-        Ok(frames)
-    }
-
-    /// Ends a partial and everything that hangs under it: their frames are free again.
-    pub(super) fn end_partial(&mut self, key: &PartialKey, later: Later) -> Result<(), CoreError> {
-        let mut doomed = vec![*key];
-        let mut at = 0;
-        while let Some(key) = doomed.get(at) {
-            at += 1;
-            let Some(record) = self.partials.get(key).map(|p| p.record) else {
-                continue;
-            };
-            doomed.extend(self.partials_under(record));
-        }
-        // Children before parents.
-        for ended in doomed.into_iter().rev() {
-            let Some(partial) = self.partials.take(&ended) else {
-                continue;
-            };
-            self.pool.directory.set_state(partial.record, RecordState::Free);
-            let freed = self.pool.free_granted(&partial.extents());
-            self.close_record(partial.record);
-            self.counters.ended_partials += 1;
-            freed?;
-            let mut seen = partial.seen();
-            match later {
-                Later::Welcome => continue,
-                Later::SkippedBy(part) if ended == *key => {
-                    seen.note(part);
-                }
-                Later::SkippedBy(_) | Later::TurnedAway => {}
-            }
-            self.partials.mark_ended(ended, seen);
-        }
-        Ok(())
-    }
-
-    /// The partials that hang under a record.
-    pub(super) fn partials_under(&self, record: u32) -> Vec<PartialKey> {
-        if self.records.get(record).children == 0 {
-            return Vec::new();
-        }
-        let under = |partial: &Partial| self.records.get(partial.record).parent == Some(record);
-        let all = self.partials.iter();
-        all.filter(|(_, p)| under(p)).map(|(key, _)| *key).collect()
+        Ok(freed?)
     }
 
     /// Drops every unpinned object and all partials. Returns how many objects went.
@@ -297,14 +470,8 @@ impl Core {
     /// # Errors
     /// [`CoreError::Pool`] when the books are wrong.
     pub fn clear(&mut self) -> Result<u64, CoreError> {
-        let keys: Vec<PartialKey> = self.partials.iter().map(|(key, _)| *key).collect();
-        for key in keys {
-            self.end_partial(&key, Later::TurnedAway)?;
-        }
-        let before = self.counters.evicted_objects;
-        // What leaves limbo in one batch may be all that kept others.
-        while self.evict_batch(u64::MAX, Need::Now)? > 0 {}
-        Ok(self.counters.evicted_objects - before)
+        let work = Clear::new(self);
+        finish(self, work)
     }
 
     pub(super) fn close_record(&mut self, record: u32) {

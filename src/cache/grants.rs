@@ -5,8 +5,175 @@
 use super::api::ClientId;
 use super::core::Core;
 use super::error::CoreError;
-use super::evict::Need;
-use crate::pool::{Extent, Owner, frames_for};
+use super::evict::{Need, Space, frame_steps};
+use super::runs::{CheckGranted, CheckRuns, GiveBack};
+use super::turn::{Progress, Turn, Work, finish};
+use crate::pool::{Extent, frames_for};
+use crate::wire::MAX_EXTENTS;
+
+/// Frames of a run that change hands at once.
+pub(super) const RUN_FRAMES: u32 = 512;
+/// Steps of finding out what a client may yet have: a look at all clients.
+const ROOM_STEPS: u32 = 16;
+/// Steps of granting a run, besides those for its frames.
+const RUN_STEPS: u32 = 2;
+
+/// Gives a client more credit, as far as it may have more and space can be made.
+#[derive(Debug)]
+pub(super) struct Granting {
+    client: ClientId,
+    frames: u64,
+    need: Need,
+    space: Option<Space>,
+    /// Frames that are yet to be granted, once there is space.
+    left: Option<u64>,
+    extents: Vec<Extent>,
+}
+
+impl Granting {
+    pub(super) fn new(client: ClientId, frames: u64, need: Need) -> Self {
+        Self {
+            client,
+            frames,
+            need,
+            space: None,
+            left: None,
+            extents: Vec::new(),
+        }
+    }
+
+    /// Goes on until it is granted; what it is. Nothing: the turn is over.
+    ///
+    /// Never more runs than a reply can name: a pool in small pieces gives less than was asked for.
+    pub(super) fn step(
+        &mut self,
+        core: &mut Core,
+        turn: &mut Turn,
+    ) -> Result<Option<Vec<Extent>>, CoreError> {
+        let space = match &mut self.space {
+            Some(space) => space,
+            None => {
+                turn.spend(ROOM_STEPS);
+                let wanted = self.frames.min(core.credit_room(self.client)?);
+                if wanted == 0 {
+                    return Ok(Some(Vec::new()));
+                }
+                self.frames = wanted;
+                self.space.insert(Space::new(wanted, self.need))
+            }
+        };
+        let mut left = match self.left {
+            Some(left) => left,
+            None => {
+                if !space.step(core, turn)? {
+                    return Ok(None);
+                }
+                let given = self.frames.min(core.pool.grantable());
+                core.counters.dropped_stores += u64::from(given == 0 && self.need == Need::Now);
+                given
+            }
+        };
+        while left > 0 && self.extents.len() < MAX_EXTENTS {
+            self.left = Some(left);
+            if turn.is_over() {
+                return Ok(None);
+            }
+            let last = self.extents.last().and_then(|last| last.end());
+            let run = core.pool.grant_run(self.client.slab, left, RUN_FRAMES, last)?;
+            let Some(run) = run else { break };
+            turn.spend(RUN_STEPS + frame_steps(1, run.count.into()));
+            core.client_mut(self.client)?.credit.add(run);
+            left -= u64::from(run.count);
+            match self.extents.last_mut() {
+                Some(before) if last == Some(run.frame) => before.count += run.count,
+                _ => self.extents.push(run),
+            }
+        }
+        Ok(Some(std::mem::take(&mut self.extents)))
+    }
+}
+
+/// [`Core::grant`] in turns.
+#[derive(Debug)]
+pub struct Grant {
+    client: ClientId,
+    frames: u64,
+    granting: Option<Granting>,
+}
+
+impl Grant {
+    /// For a client, up to so many bytes.
+    pub fn new(client: ClientId, bytes: u64) -> Self {
+        Self {
+            client,
+            frames: frames_for(bytes),
+            granting: None,
+        }
+    }
+}
+
+impl Work for Grant {
+    type Answer = Vec<Extent>;
+
+    fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<Vec<Extent>>, CoreError> {
+        let granting = match &mut self.granting {
+            Some(granting) => granting,
+            None => {
+                core.require_chunk_size()?;
+                core.attached(self.client)?;
+                let granting = Granting::new(self.client, self.frames, Need::Now);
+                self.granting.insert(granting)
+            }
+        };
+        let granted = granting.step(core, turn)?;
+        Ok(granted.map_or(Progress::More, Progress::Done))
+    }
+}
+
+/// [`Core::abort`] in turns.
+#[derive(Debug)]
+pub struct Abort<'a> {
+    client: ClientId,
+    extents: &'a [Extent],
+    check: CheckRuns,
+    granted: CheckGranted,
+    give: Option<GiveBack<'a>>,
+}
+
+impl<'a> Abort<'a> {
+    /// Of a client's granted space.
+    pub fn new(client: ClientId, extents: &'a [Extent]) -> Self {
+        Self {
+            client,
+            extents,
+            check: CheckRuns::default(),
+            granted: CheckGranted::default(),
+            give: None,
+        }
+    }
+}
+
+impl Work for Abort<'_> {
+    type Answer = ();
+
+    fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<()>, CoreError> {
+        core.client(self.client)?;
+        if !self.check.step(core, turn, self.extents)? {
+            return Ok(Progress::More);
+        }
+        if !self.granted.step(core, turn, self.client, self.extents)? {
+            return Ok(Progress::More);
+        }
+        // Between two of a client's own requests nobody else changes what it was granted.
+        let give = self
+            .give
+            .get_or_insert_with(|| GiveBack::new(self.client, self.extents));
+        match give.step(core, turn)? {
+            true => Ok(Progress::Done(())),
+            false => Ok(Progress::More),
+        }
+    }
+}
 
 impl Core {
     /// Grants space to write into: up to `bytes`, rounded up to whole frames. Less, and maybe nothing, when
@@ -18,9 +185,7 @@ impl Core {
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::NotAttached`], [`CoreError::UnknownClient`].
     pub fn grant(&mut self, client: ClientId, bytes: u64) -> Result<Vec<Extent>, CoreError> {
-        self.require_chunk_size()?;
-        self.attached(client)?;
-        self.grant_frames(client, frames_for(bytes), Need::Now)
+        finish(self, Grant::new(client, bytes))
     }
 
     /// Takes granted space back unused: all of it or, when one frame is not granted, none.
@@ -28,36 +193,7 @@ impl Core {
     /// # Errors
     /// [`CoreError::InvalidExtent`], [`CoreError::ExtentNotGranted`], [`CoreError::UnknownClient`].
     pub fn abort(&mut self, client: ClientId, extents: &[Extent]) -> Result<(), CoreError> {
-        self.client(client)?;
-        self.check_runs(extents)?;
-        for extent in extents {
-            self.check_granted(client, *extent)?;
-        }
-        self.give_back(client, extents)
-    }
-
-    pub(super) fn grant_frames(
-        &mut self,
-        client: ClientId,
-        frames: u64,
-        need: Need,
-    ) -> Result<Vec<Extent>, CoreError> {
-        let wanted = frames.min(self.credit_room(client)?);
-        if wanted == 0 {
-            return Ok(Vec::new());
-        }
-        self.make_space(wanted, need)?;
-        let given = wanted.min(self.pool.grantable());
-        if given == 0 {
-            self.counters.dropped_stores += u64::from(need == Need::Now);
-            return Ok(Vec::new());
-        }
-        let extents = self.pool.grant(client.slab, given)?.unwrap_or_default();
-        let credit = &mut self.client_mut(client)?.credit;
-        for extent in &extents {
-            credit.add(*extent);
-        }
-        Ok(extents)
+        finish(self, Abort::new(client, extents))
     }
 
     /// Frames that a client may still be granted.
@@ -87,58 +223,5 @@ impl Core {
                 .part_bytes(*part, domain.chunk, domain.alignment)
         });
         Ok(bytes.map(frames_for).sum())
-    }
-
-    /// Granted frames that nobody needs any more become free.
-    pub(super) fn give_back(&mut self, client: ClientId, extents: &[Extent]) -> Result<(), CoreError> {
-        self.take_credit(client, extents)?;
-        Ok(self.pool.free_granted(extents)?)
-    }
-
-    /// Granted frames are no longer the client's to write.
-    pub(super) fn take_credit(&mut self, client: ClientId, extents: &[Extent]) -> Result<(), CoreError> {
-        let credit = &mut self.client_mut(client)?.credit;
-        for extent in extents {
-            if !credit.remove(*extent) {
-                return Err(CoreError::Broken {
-                    what: "the directory grants frames that the client's credit does not have",
-                    a: extent.frame.into(),
-                    b: extent.count.into(),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// Runs of a request must lie in the pool and name each frame once.
-    pub(super) fn check_runs(&self, extents: &[Extent]) -> Result<(), CoreError> {
-        let frames = self.pool.frames();
-        let invalid = |extent, why| CoreError::InvalidExtent {
-            extent,
-            frames: frames.into(),
-            why,
-        };
-        if let Some(extent) = extents.iter().find(|e| !e.is_within(frames)) {
-            return Err(invalid(*extent, "is empty or outside the pool"));
-        }
-        let mut sorted = extents.to_vec();
-        sorted.sort_unstable();
-        for pair in sorted.windows(2) {
-            if pair[1].frame < pair[0].frame + pair[0].count {
-                return Err(invalid(pair[1], "names a frame a second time"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Every frame of a run must be in the client's grant: the directory's word, and only that.
-    pub(super) fn check_granted(&self, client: ClientId, extent: Extent) -> Result<(), CoreError> {
-        for frame in extent.frames() {
-            match self.pool.directory.owner(frame)? {
-                Owner::Granted { slab, .. } if slab == client.slab => {}
-                _ => return Err(CoreError::ExtentNotGranted { frame, extent }),
-            }
-        }
-        Ok(())
     }
 }

@@ -8,11 +8,15 @@
 //! The order of words is the contract of docs/shm-layout.md; `loom` checks it on a miniature.
 
 mod api;
+mod audit;
+mod chunked;
+mod clients;
 mod commit;
 mod core;
 mod credit;
 pub mod direct;
 mod discard;
+mod ends;
 mod error;
 mod evict;
 mod grants;
@@ -23,6 +27,7 @@ mod lookup;
 mod loom;
 mod meter;
 mod partials;
+mod pin_scan;
 pub mod pin_words;
 mod pins;
 mod place;
@@ -34,6 +39,7 @@ pub mod record;
 mod records;
 mod registry;
 mod reuse;
+mod runs;
 mod shape;
 pub mod slabs;
 mod status;
@@ -45,11 +51,17 @@ pub mod turn;
 
 pub use self::core::Core;
 pub use api::*;
+pub use clients::{ClientGone, Disconnected, Register, Unregister};
+pub use commit::Committing;
+pub use discard::Discard;
 pub use error::CoreError;
-pub use policy::{EvictionPolicy, Lru};
+pub use evict::Clear;
+pub use grants::{Abort, Grant};
+pub use policy::{EvictionPolicy, Lru, Place};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
 pub use reuse::{DomainReuse, MAX_REUSE_DOMAINS, REUSE_WORDS, ReuseCounters};
 pub use shape::{DomainShape, GroupShape};
+pub use status::Reporting;
 pub use tails::{TailList, Tails};
 
 pub use crate::geometry::MAX_CHUNK_TOKENS;

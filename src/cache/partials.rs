@@ -1,12 +1,17 @@
 //! Objects some of whose parts are missing. Each belongs to one engine instance.
 //!
 //! May import `pool` and this module's `api`.
+//!
+//! Everything that is asked of them has its own order, so that nothing looks at those of others. Trees and not hash tables:
+//! a table of a million entries that grows keeps everybody waiting.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use super::{ClientId, ObjectId};
-use crate::pool::Extent;
 use crate::pool::body::PartBody;
+use crate::pool::{Extent, count_frames};
 
 /// Marks of ended partials that are remembered.
 const MAX_ENDED: usize = 65536;
@@ -48,7 +53,8 @@ pub(super) struct Partial {
     of: u16,
     /// The client that brought the first part, and how many commits it had made by then.
     pub(super) opened: (ClientId, u64),
-    seq: u64,
+    /// Its age: no two have the same, ever.
+    pub(super) seq: u64,
 }
 
 impl Partial {
@@ -140,14 +146,24 @@ struct Ended {
     seq: u64,
 }
 
+/// An engine in one domain.
+type Engine = ([u8; 16], u32);
+
 /// All partials.
 #[derive(Debug, Default)]
 pub(super) struct Partials {
-    all: HashMap<PartialKey, Partial>,
+    all: BTreeMap<PartialKey, Partial>,
     order: BTreeMap<u64, PartialKey>,
-    by_id: HashMap<ObjectId, Vec<PartialKey>>,
-    ended: HashMap<PartialKey, Ended>,
-    ended_order: VecDeque<(u64, PartialKey)>,
+    /// By age: those of each object, of each engine and of each client that has begun any.
+    of_object: BTreeSet<(ObjectId, u64)>,
+    of_engine: BTreeSet<(Engine, u64)>,
+    of_client: BTreeSet<(ClientId, u64)>,
+    by_record: BTreeMap<u32, PartialKey>,
+    /// Frames of the parts of each client; nothing of one that has none.
+    frames: BTreeMap<ClientId, u64>,
+    ended: BTreeMap<PartialKey, Ended>,
+    ended_order: BTreeMap<u64, PartialKey>,
+    ended_of: BTreeSet<(Engine, u64)>,
     seq: u64,
 }
 
@@ -173,7 +189,10 @@ impl Partials {
     ) {
         self.seq += 1;
         self.order.insert(self.seq, key);
-        self.by_id.entry(key.id).or_default().push(key);
+        self.of_object.insert((key.id, self.seq));
+        self.of_engine.insert((key.engine(), self.seq));
+        self.of_client.insert((opened.0, self.seq));
+        self.by_record.insert(record, key);
         let partial = Partial {
             record,
             tokens,
@@ -212,6 +231,7 @@ impl Partials {
             return false;
         };
         partial.held_from = partial.held_from.max(held_from);
+        *self.frames.entry(client).or_default() += count_frames(&part.body.extents);
         partial.parts.insert(at, part);
         partial.is_complete()
     }
@@ -219,27 +239,70 @@ impl Partials {
     /// Takes a partial out.
     pub(super) fn take(&mut self, key: &PartialKey) -> Option<Partial> {
         let partial = self.all.remove(key)?;
-        self.order.remove(&partial.seq);
-        if let Some(keys) = self.by_id.get_mut(&key.id) {
-            keys.retain(|k| k != key);
-            if keys.is_empty() {
-                self.by_id.remove(&key.id);
+        for part in &partial.parts {
+            if let Entry::Occupied(mut held) = self.frames.entry(part.by) {
+                *held.get_mut() -= count_frames(&part.body.extents);
+                if *held.get() == 0 {
+                    held.remove();
+                }
             }
         }
+        self.order.remove(&partial.seq);
+        self.of_object.remove(&(key.id, partial.seq));
+        self.of_engine.remove(&(key.engine(), partial.seq));
+        self.of_client.remove(&(partial.opened.0, partial.seq));
+        self.by_record.remove(&partial.record);
         Some(partial)
     }
 
-    /// Partials of one name, of whatever engine and domain.
-    pub(super) fn of_object(&self, id: &ObjectId) -> Vec<PartialKey> {
-        self.by_id.get(id).cloned().unwrap_or_default()
+    /// Frames of the parts that a client has brought to partials.
+    pub(super) fn frames_of(&self, client: ClientId) -> u64 {
+        self.frames.get(&client).copied().unwrap_or_default()
     }
 
-    /// Partials of one engine in one domain, the oldest first.
-    pub(super) fn of_engine(&self, instance: &[u8; 16], domain: u32) -> Vec<PartialKey> {
-        self.iter()
-            .map(|(key, _)| *key)
-            .filter(|key| key.is_of(instance, domain))
-            .collect()
+    /// The partial of a record.
+    pub(super) fn of_record(&self, record: u32) -> Option<(&PartialKey, &Partial)> {
+        self.all.get_key_value(self.by_record.get(&record)?)
+    }
+
+    /// The oldest partial of a name, of whatever engine and domain, but this one.
+    pub(super) fn rival_of(&self, key: &PartialKey) -> Option<&PartialKey> {
+        let of_object = self.of_object.range((key.id, 0)..=(key.id, u64::MAX));
+        let mut keys = of_object.filter_map(|(_, seq)| self.order.get(seq));
+        keys.find(|rival| *rival != key)
+    }
+
+    /// The youngest of an engine in a domain that is not younger than that.
+    pub(super) fn youngest_of(&self, key: Engine, seq: u64) -> Option<(&PartialKey, &Partial)> {
+        let (_, seq) = self.of_engine.range((key, 0)..=(key, seq)).next_back()?;
+        self.all.get_key_value(self.order.get(seq)?)
+    }
+
+    /// The oldest that a client has begun.
+    pub(super) fn oldest_of(&self, client: ClientId) -> Option<(&PartialKey, &Partial)> {
+        let (_, seq) = self.of_client.range((client, 0)..=(client, u64::MAX)).next()?;
+        self.all.get_key_value(self.order.get(seq)?)
+    }
+
+    /// The oldest of the next client that has begun any: the client after this one, or the first.
+    pub(super) fn oldest_of_next(&self, after: Option<ClientId>) -> Option<(&PartialKey, &Partial)> {
+        let from = match after {
+            Some(client) => Bound::Excluded((client, u64::MAX)),
+            None => Bound::Unbounded,
+        };
+        let (_, seq) = self.of_client.range((from, Bound::Unbounded)).next()?;
+        self.all.get_key_value(self.order.get(seq)?)
+    }
+
+    /// The youngest that is not younger than that.
+    pub(super) fn youngest(&self, seq: u64) -> Option<(&PartialKey, &Partial)> {
+        let (_, key) = self.order.range(..=seq).next_back()?;
+        self.all.get_key_value(key)
+    }
+
+    /// The age of the youngest.
+    pub(super) fn last_seq(&self) -> u64 {
+        self.seq
     }
 
     /// All partials, the oldest first.
@@ -253,16 +316,23 @@ impl Partials {
         if seen.is_all() {
             return;
         }
+        self.forget(&key);
         self.seq += 1;
         self.ended.insert(key, Ended { seen, seq: self.seq });
-        self.ended_order.push_back((self.seq, key));
-        while self.ended.len() > MAX_ENDED || self.ended_order.len() > 2 * MAX_ENDED {
-            let Some((seq, oldest)) = self.ended_order.pop_front() else {
+        self.ended_order.insert(self.seq, key);
+        self.ended_of.insert((key.engine(), self.seq));
+        while self.ended.len() > MAX_ENDED {
+            let Some(oldest) = self.ended_order.values().next().copied() else {
                 break;
             };
-            if self.ended.get(&oldest).is_some_and(|e| e.seq == seq) {
-                self.ended.remove(&oldest);
-            }
+            self.forget(&oldest);
+        }
+    }
+
+    fn forget(&mut self, key: &PartialKey) {
+        if let Some(ended) = self.ended.remove(key) {
+            self.ended_order.remove(&ended.seq);
+            self.ended_of.remove(&(key.engine(), ended.seq));
         }
     }
 
@@ -274,7 +344,7 @@ impl Partials {
         };
         let again = ended.seen.note(part);
         if again || ended.seen.is_all() {
-            self.ended.remove(key);
+            self.forget(key);
         }
         !again
     }
@@ -287,15 +357,21 @@ impl Partials {
         }
     }
 
-    /// Forgets what ended of an engine in a domain: its ranks begin anew.
-    pub(super) fn forget_ended(&mut self, instance: &[u8; 16], domain: u32) {
-        self.ended.retain(|key, _| !key.is_of(instance, domain));
+    /// Forgets one mark of an engine in a domain that is not younger than that: its ranks begin anew. False when there is none.
+    pub(super) fn forget_one(&mut self, engine: Engine, seq: u64) -> bool {
+        let oldest = self.ended_of.range((engine, 0)..=(engine, seq)).next();
+        let key = oldest.and_then(|(_, seq)| self.ended_order.get(seq)).copied();
+        if let Some(key) = key {
+            self.forget(&key);
+        }
+        key.is_some()
     }
 }
 
 impl PartialKey {
-    fn is_of(&self, instance: &[u8; 16], domain: u32) -> bool {
-        self.instance == *instance && self.domain == domain
+    /// Whose it is.
+    pub(super) fn engine(&self) -> Engine {
+        (self.instance, self.domain)
     }
 }
 
@@ -329,7 +405,7 @@ mod tests {
         assert!(complete.is_complete());
         assert_eq!(complete.held_from, 96, "what every part holds");
         assert_eq!(partials.len(), 0);
-        assert!(partials.of_object(&key(1, 1).id).is_empty());
+        assert!(partials.rival_of(&key(1, 2)).is_none());
     }
 
     #[test]
@@ -368,13 +444,25 @@ mod tests {
     #[test]
     fn found_by_object_by_engine_and_by_age() {
         let mut partials = Partials::default();
-        for (n, instance) in [(3, 1), (1, 2), (1, 1)] {
-            partials.open(key(n, instance), n.into(), 256, 2, (CLIENT, 0));
+        for (record, (n, instance)) in [(3, 1), (1, 2), (1, 1)].into_iter().enumerate() {
+            let record = 3 - record as u32;
+            partials.open(key(n, instance), record, 256, 2, (CLIENT, 0));
         }
-        assert_eq!(partials.of_object(&key(1, 0).id), [key(1, 2), key(1, 1)]);
-        assert_eq!(partials.of_engine(&[1; 16], 4), [key(3, 1), key(1, 1)]);
-        assert!(partials.of_engine(&[1; 16], 5).is_empty(), "another domain");
+        assert_eq!(partials.rival_of(&key(1, 0)), Some(&key(1, 2)));
+        assert_eq!(partials.rival_of(&key(1, 2)), Some(&key(1, 1)));
+        assert_eq!(partials.rival_of(&key(3, 1)), None);
+        let youngest = |engine, seq| partials.youngest_of(engine, seq).map(|(key, _)| *key);
+        assert_eq!(youngest(([1; 16], 4), 3), Some(key(1, 1)));
+        assert_eq!(youngest(([1; 16], 4), 2), Some(key(3, 1)));
+        assert_eq!(youngest(([1; 16], 5), 3), None, "another domain");
+        assert_eq!(youngest(([2; 16], 4), 1), None, "that one is younger");
+        assert_eq!(partials.oldest_of(CLIENT).unwrap().0, &key(3, 1));
+        assert_eq!(partials.oldest_of_next(None).unwrap().0, &key(3, 1));
+        assert!(partials.oldest_of_next(Some(CLIENT)).is_none());
+        assert_eq!(partials.youngest(2).unwrap().0, &key(1, 2));
+        assert_eq!(partials.of_record(1).unwrap().0, &key(1, 1));
         partials.take(&key(3, 1));
+        assert_eq!(partials.oldest_of(CLIENT).unwrap().0, &key(1, 2));
         assert_eq!(partials.iter().next().unwrap().0, &key(1, 2));
     }
 
@@ -396,10 +484,14 @@ mod tests {
         );
         assert!(!partials.turned_away(&key(1, 1), 0));
         partials.mark_ended(key(1, 1), Seen::only(1, 2));
-        partials.forget_ended(&[1; 16], 5);
+        let forget_ended = |partials: &mut Partials, domain| {
+            let youngest = partials.last_seq();
+            while partials.forget_one(([1; 16], domain), youngest) {}
+        };
+        forget_ended(&mut partials, 5);
         assert!(partials.turned_away(&key(1, 1), 0), "that was another domain");
         partials.mark_ended(key(1, 1), Seen::only(1, 2));
-        partials.forget_ended(&[1; 16], 4);
+        forget_ended(&mut partials, 4);
         assert!(!partials.turned_away(&key(1, 1), 0));
     }
 
@@ -411,6 +503,10 @@ mod tests {
             key.id.key = ChunkKey::from_bytes(*blake3::hash(&n.to_le_bytes()).as_bytes());
             partials.mark_ended(key, Seen::none(1));
         }
-        assert_eq!(partials.ended.len(), MAX_ENDED);
+        let indexed = (partials.ended_order.len(), partials.ended_of.len());
+        assert_eq!(
+            (partials.ended.len(), indexed),
+            (MAX_ENDED, (MAX_ENDED, MAX_ENDED))
+        );
     }
 }

@@ -1,9 +1,14 @@
 //! Which object goes first: a small trait, and least recently used as the baseline.
 //!
-//! Imports nothing of this crate.
+//! May import this module's `chunked`.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+
+use super::chunked::Chunked;
+
+/// Where a record stands: its rank, and its number where ranks are equal.
+pub type Place = (u64, u32);
 
 /// Orders records for eviction. The caller says which records may go at all (unpinned leaves); the policy
 /// says in which order.
@@ -18,8 +23,9 @@ pub trait EvictionPolicy: Debug + Send {
     fn evictable(&mut self, record: u32, yes: bool);
     /// It is no object any more.
     fn removed(&mut self, record: u32);
-    /// The next one to go, taken out of the order: it comes back only by another `evictable(record, true)`.
-    fn next(&mut self) -> Option<u32>;
+    /// The first that may go and stands at this place or behind it. Nothing changes: who looks for victims keeps its place,
+    /// and passes each that stays for its own reasons once.
+    fn first_from(&self, place: Place) -> Option<Place>;
     /// Where it stands: of two records the one with the lower rank goes first. `None` when it may not go.
     fn rank(&self, record: u32) -> Option<u64>;
 }
@@ -34,21 +40,27 @@ struct Entry {
 }
 
 /// Least recently used first, superseded ones before all others.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Lru {
     /// By record; grows as records come into use.
-    entries: Vec<Entry>,
+    entries: Chunked<Entry>,
     order: BTreeSet<(u64, u32)>,
     tick: u64,
 }
 
+impl Default for Lru {
+    fn default() -> Self {
+        Self {
+            entries: Chunked::new(Entry::default()),
+            order: BTreeSet::new(),
+            tick: 0,
+        }
+    }
+}
+
 impl Lru {
     fn entry(&mut self, record: u32) -> &mut Entry {
-        let at = record as usize;
-        if at >= self.entries.len() {
-            self.entries.resize(at + 1, Entry::default());
-        }
-        &mut self.entries[at]
+        self.entries.get_mut(record)
     }
 
     fn set_rank(&mut self, record: u32, rank: u64) {
@@ -93,14 +105,12 @@ impl EvictionPolicy for Lru {
         *self.entry(record) = Entry::default();
     }
 
-    fn next(&mut self) -> Option<u32> {
-        let (_, record) = self.order.pop_first()?;
-        self.entry(record).evictable = false;
-        Some(record)
+    fn first_from(&self, place: Place) -> Option<Place> {
+        self.order.range(place..).next().copied()
     }
 
     fn rank(&self, record: u32) -> Option<u64> {
-        let entry = self.entries.get(record as usize)?;
+        let entry = self.entries.get(record);
         entry.evictable.then_some(entry.rank)
     }
 }
@@ -110,7 +120,12 @@ mod tests {
     use super::*;
 
     fn all(lru: &mut Lru) -> Vec<u32> {
-        std::iter::from_fn(|| lru.next()).collect()
+        let next = |lru: &mut Lru| {
+            let (_, record) = lru.first_from((0, 0))?;
+            lru.evictable(record, false);
+            Some(record)
+        };
+        std::iter::from_fn(|| next(lru)).collect()
     }
 
     #[test]
@@ -131,6 +146,24 @@ mod tests {
         lru.evictable(2, true);
         lru.evictable(2, true);
         assert_eq!(all(&mut lru), [2]);
+    }
+
+    #[test]
+    fn a_place_is_kept_while_others_come_and_go() {
+        let mut lru = Lru::default();
+        for record in 0..4 {
+            lru.stored(record);
+            lru.evictable(record, true);
+        }
+        let (rank, record) = lru.first_from((0, 0)).unwrap();
+        assert_eq!(record, 0, "it stays, and is passed");
+        let second = lru.first_from((rank, record + 1)).unwrap();
+        assert_eq!(second.1, 1);
+        lru.touched(2);
+        lru.removed(1);
+        assert_eq!(lru.first_from(second).unwrap().1, 3);
+        assert_eq!(lru.first_from((u64::MAX, 0)), None);
+        assert_eq!(lru.first_from((0, 0)).unwrap().1, 0, "and nothing was taken out");
     }
 
     #[test]

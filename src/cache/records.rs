@@ -1,14 +1,15 @@
 //! What the server knows of each record beyond the shared words: its tree, its pins, whether it may go.
 //!
-//! May import `pool` and this module's `policy` and `record`.
+//! May import `pool` and this module's `chunked`, `policy` and `record`.
 //!
 //! Records form trees: a full-attention object hangs under the one of the chunk before, a window or a
 //! state under the full-attention object of its chunk. Only leaves go.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::policy::{EvictionPolicy, Lru};
+use super::chunked::Chunked;
+use super::policy::{EvictionPolicy, Lru, Place};
 use super::record::Beside;
 use crate::pool::RecordState;
 use crate::pool::body::NumberPool;
@@ -42,17 +43,34 @@ pub(super) struct Record {
     pub(super) tails: u32,
     /// Superseded.
     pub(super) superseded: bool,
+    /// Out of the index, and nobody has looked yet whether a reader holds it. It hangs under nothing meanwhile.
+    pub(super) undecided: bool,
+    /// A live record that does not go for now: a word of a slab pins it.
+    parked: bool,
+    /// What hangs under it is a list, so that all of it is found without looking at anything else.
+    first_child: u32,
+    next_sibling: u32,
+    previous_sibling: u32,
 }
+
+/// No record, in the lists of what hangs under one.
+const NONE: u32 = u32::MAX;
 
 /// All records in use.
 #[derive(Debug)]
 pub(super) struct Records {
     numbers: NumberPool,
     /// Grows as numbers come into use; an entry of a free number has the state `Free`.
-    all: Vec<Record>,
+    all: Chunked<Record>,
     policy: Box<dyn EvictionPolicy>,
     /// How many live tails are behind a bit of `tails` of a record.
-    tails: HashMap<(u32, u32), u32>,
+    tails: BTreeMap<(u32, u32), u32>,
+    /// Those that are parked.
+    parked: BTreeSet<u32>,
+    /// Records in limbo that nothing but a word of a slab may hold any more, since their last pin or the last that hung
+    /// under them has gone.
+    let_go: BTreeSet<u32>,
+    limbo: u64,
     live: u64,
     pinned_frames: u64,
 }
@@ -71,6 +89,11 @@ const UNUSED: Record = Record {
     tail: 0,
     tails: 0,
     superseded: false,
+    undecided: false,
+    parked: false,
+    first_child: NONE,
+    next_sibling: NONE,
+    previous_sibling: NONE,
 };
 
 impl Records {
@@ -78,9 +101,12 @@ impl Records {
     pub(super) fn new(total: u32) -> Self {
         Self {
             numbers: NumberPool::new(total),
-            all: Vec::new(),
+            all: Chunked::new(UNUSED),
             policy: Box::new(Lru::default()),
-            tails: HashMap::new(),
+            tails: BTreeMap::new(),
+            parked: BTreeSet::new(),
+            let_go: BTreeSet::new(),
+            limbo: 0,
             live: 0,
             pinned_frames: 0,
         }
@@ -88,16 +114,26 @@ impl Records {
 
     /// A record by its number; one that is not in use is `Free`.
     pub(super) fn get(&self, record: u32) -> &Record {
-        self.all.get(record as usize).unwrap_or(&UNUSED)
+        self.all.get(record)
     }
 
     fn get_mut(&mut self, record: u32) -> &mut Record {
-        &mut self.all[record as usize]
+        self.all.get_mut(record)
+    }
+
+    /// Whether a record of that number may have been in use.
+    pub(super) fn is_known(&self, record: u32) -> bool {
+        self.all.has(record)
     }
 
     /// Visible objects.
     pub(super) fn live(&self) -> u64 {
         self.live
+    }
+
+    /// Objects that are out of the index and keep their frames.
+    pub(super) fn limbo(&self) -> u64 {
+        self.limbo
     }
 
     /// Frames of objects with pins of the request form.
@@ -108,9 +144,6 @@ impl Records {
     /// Takes a number for an incomplete object under `parent`.
     pub(super) fn open(&mut self, domain: u32, bit: u32, parent: Option<u32>, beside: bool) -> Option<u32> {
         let record = self.numbers.take()?;
-        if record as usize >= self.all.len() {
-            self.all.resize(record as usize + 1, UNUSED);
-        }
         *self.get_mut(record) = Record {
             state: RecordState::Partial,
             domain,
@@ -149,36 +182,115 @@ impl Records {
     /// The object is out of the index; it keeps its number and its place in the tree.
     pub(super) fn enter_limbo(&mut self, record: u32) {
         let entry = *self.get(record);
-        if entry.state == RecordState::Live {
-            self.live -= 1;
-            self.leave_chunk_before(record);
-        }
+        debug_assert!(entry.state == RecordState::Live);
+        self.live -= 1;
+        self.limbo += 1;
+        self.leave_chunk_before(record);
         self.leave(&entry);
+        self.leave_park(record);
         let entry = self.get_mut(record);
         entry.state = RecordState::Limbo;
+        entry.undecided = true;
         entry.beside = false;
         self.policy.removed(record);
     }
 
+    /// A reader holds an object that is out of the index, or something does that hangs under it: it hangs where it
+    /// did.
+    pub(super) fn stay_in_limbo(&mut self, record: u32, parent: Option<u32>) {
+        self.get_mut(record).undecided = false;
+        self.attach(record, parent);
+        self.note_let_go(record);
+    }
+
+    /// Whether only a word of a slab can hold a record in limbo.
+    pub(super) fn is_let_go(&self, record: u32) -> bool {
+        let entry = self.get(record);
+        entry.state == RecordState::Limbo && !entry.undecided && entry.children == 0 && entry.pins == 0
+    }
+
+    /// The next of those in limbo that only a word of a slab can hold, from this number on.
+    pub(super) fn let_go_from(&self, record: u32) -> Option<u32> {
+        self.let_go.range(record..).next().copied()
+    }
+
+    fn note_let_go(&mut self, record: u32) {
+        if self.is_let_go(record) {
+            self.let_go.insert(record);
+        }
+    }
+
     /// The number is free again. A live record goes through [`Records::enter_limbo`] first.
     pub(super) fn close(&mut self, record: u32) {
+        debug_assert!(self.get(record).first_child == NONE);
         self.attach(record, None);
+        if self.get(record).state == RecordState::Limbo {
+            self.limbo -= 1;
+            self.let_go.remove(&record);
+        }
+        self.leave_park(record);
         *self.get_mut(record) = UNUSED;
         self.numbers.put(record);
     }
 
     /// Hangs a record under another one, or under none.
     pub(super) fn attach(&mut self, record: u32, parent: Option<u32>) {
-        let entry = self.get_mut(record);
-        let old = std::mem::replace(&mut entry.parent, parent);
+        let old = self.get(record).parent;
+        if let Some(old) = old {
+            self.unlink(record, old);
+        }
+        self.get_mut(record).parent = parent;
         if let Some(parent) = parent {
-            self.get_mut(parent).children += 1;
+            let first = std::mem::replace(&mut self.get_mut(parent).first_child, record);
+            self.get_mut(record).next_sibling = first;
+            if first != NONE {
+                self.get_mut(first).previous_sibling = record;
+            }
+            let entry = self.get_mut(parent);
+            entry.children += 1;
+            // A record in limbo to which something comes back is held by it again.
+            if entry.state == RecordState::Limbo {
+                self.let_go.remove(&parent);
+            }
             self.refresh(parent);
         }
         if let Some(old) = old {
-            self.get_mut(old).children -= 1;
             self.refresh(old);
+            self.note_let_go(old);
         }
+    }
+
+    /// Takes a record out of the list of what hangs under its parent.
+    fn unlink(&mut self, record: u32, parent: u32) {
+        let entry = self.get_mut(record);
+        let next = std::mem::replace(&mut entry.next_sibling, NONE);
+        let previous = std::mem::replace(&mut entry.previous_sibling, NONE);
+        match previous {
+            NONE => self.get_mut(parent).first_child = next,
+            previous => self.get_mut(previous).next_sibling = next,
+        }
+        if next != NONE {
+            self.get_mut(next).previous_sibling = previous;
+        }
+        self.get_mut(parent).children -= 1;
+    }
+
+    /// One of those that hang under a record: live, limbo and partial ones.
+    pub(super) fn first_child(&self, record: u32) -> Option<u32> {
+        Some(self.get(record).first_child).filter(|child| *child != NONE)
+    }
+
+    /// How many records the list of what hangs under a record has, as far as they say that they hang there.
+    pub(super) fn linked_children(&self, record: u32) -> u64 {
+        let children = std::iter::successors(self.first_child(record), |child| self.next_sibling(*child));
+        children
+            .filter(|child| self.get(*child).parent == Some(record))
+            .count() as u64
+    }
+
+    /// Another one that hangs where this one does.
+    pub(super) fn next_sibling(&self, record: u32) -> Option<u32> {
+        Some(self.get(record).next_sibling).filter(|next| *next != NONE)
     }
 
     /// Hangs the record of a partial that was opened without a parent.
@@ -249,6 +361,7 @@ impl Records {
         if entry.pins == 0 {
             self.pinned_frames -= u64::from(self.get(record).frames);
             self.refresh(record);
+            self.note_let_go(record);
         }
     }
 
@@ -266,15 +379,40 @@ impl Records {
         self.refresh(record);
     }
 
-    /// The next record to go. It stays live until the caller says otherwise.
-    pub(super) fn next_victim(&mut self) -> Option<u32> {
-        self.policy.next()
+    /// The next record to go from a place in the order on.
+    pub(super) fn victim_from(&self, place: Place) -> Option<Place> {
+        self.policy.first_from(place)
     }
 
-    /// A victim that stays after all, since a reader holds it.
-    pub(super) fn spare(&mut self, record: u32) {
+    /// Where a record stands that may go.
+    pub(super) fn place_of(&self, record: u32) -> Option<Place> {
+        self.policy.rank(record).map(|rank| (rank, record))
+    }
+
+    /// A word of a slab pins it: it does not go before [`Records::unpark`]. So victims that stay are met once, not by each
+    /// who looks for some.
+    pub(super) fn park(&mut self, record: u32) {
+        self.get_mut(record).parked = true;
+        self.parked.insert(record);
         self.policy.touched(record);
         self.refresh(record);
+    }
+
+    /// No word of a slab pins it any more.
+    pub(super) fn unpark(&mut self, record: u32) {
+        self.leave_park(record);
+        self.refresh(record);
+    }
+
+    /// The next record that is parked, from this number on.
+    pub(super) fn parked_from(&self, record: u32) -> Option<u32> {
+        self.parked.range(record..).next().copied()
+    }
+
+    fn leave_park(&mut self, record: u32) {
+        if std::mem::take(&mut self.get_mut(record).parked) {
+            self.parked.remove(&record);
+        }
     }
 
     /// Of some records the one that would go first.
@@ -287,12 +425,7 @@ impl Records {
 
     /// Records in use.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Record)> + '_ {
-        let used = |(_, r): &(usize, &Record)| r.state != RecordState::Free;
-        self.all
-            .iter()
-            .enumerate()
-            .filter(used)
-            .map(|(i, r)| (i as u32, r))
+        self.all.iter().filter(|(_, r)| r.state != RecordState::Free)
     }
 
     /// Whether the policy may name it, for the audit.
@@ -305,7 +438,8 @@ impl Records {
     pub(super) fn may_go(&self, record: u32) -> bool {
         let entry = self.get(record);
         let movable = entry.superseded && entry.children == entry.groups.below.count_ones();
-        entry.state == RecordState::Live && entry.pins == 0 && (entry.children == 0 || movable)
+        let held = entry.pins > 0 || entry.parked;
+        entry.state == RecordState::Live && !held && (entry.children == 0 || movable)
     }
 
     fn refresh(&mut self, record: u32) {

@@ -5,7 +5,6 @@
 //! Clients write their slabs at any time. Each word is copied once and checked before it is used: whatever
 //! a client writes, it can keep objects from going, never damage them.
 
-use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::{ClientCounters, REUSE_WORDS, ReuseCounters, SLABS};
@@ -103,13 +102,19 @@ impl Slabs {
         byte_is_locked(self.liveness.as_fd(), slab.into())
     }
 
-    /// The records that slabs pin now: each word copied once, those that name no record dropped.
-    pub fn pinned(&self, records: u32) -> HashSet<u32> {
-        let mut pinned = HashSet::new();
-        for slab in self.open_slabs() {
-            pinned.extend(self.pinned_by(slab as u16, records));
-        }
-        pinned
+    /// Whether a client has a slab.
+    pub(super) fn is_open(&self, slab: usize) -> bool {
+        self.open[slab].is_some()
+    }
+
+    /// How many pin words of a slab may be in use.
+    pub(super) fn high_water(&self, slab: usize) -> usize {
+        self.word(slab, SLAB_HIGH_WATER).min(PIN_WORDS as u64) as usize
+    }
+
+    /// Copies some pin words of a slab, each once.
+    pub(super) fn load_pins(&self, slab: usize, first: usize, into: &mut [u64]) {
+        self.load(slab, SLAB_PINS + first * 8, into);
     }
 
     /// The records that one slab pins now, each as often as it does.
@@ -124,21 +129,29 @@ impl Slabs {
             .collect()
     }
 
-    /// Reads what clients have logged as touched since the last time, oldest first. Entries that were
-    /// overwritten meanwhile are lost, which costs recency only.
-    pub fn drain_touched(&mut self, records: u32, mut touched: impl FnMut(u32)) {
-        for slab in 0..SLABS {
-            let Some(read) = self.open[slab] else { continue };
-            let written = self.word(slab, SLAB_CURSOR);
-            let new = written.wrapping_sub(read).min(TOUCHED_WORDS as u64);
-            for entry in written.wrapping_sub(new)..written {
-                let at = SLAB_TOUCHED + (entry % TOUCHED_WORDS as u64) as usize * 8;
-                if let Some(record) = record_of(self.word(slab, at), records) {
-                    touched(record);
-                }
+    /// Reads at most so much of what a client has logged as touched since the last time, oldest first. How much that was.
+    /// Entries that were overwritten meanwhile are lost, which costs recency only.
+    pub fn read_touched(
+        &mut self,
+        slab: usize,
+        records: u32,
+        most: usize,
+        mut touched: impl FnMut(u32),
+    ) -> usize {
+        let Some(read) = self.open[slab] else { return 0 };
+        let written = self.word(slab, SLAB_CURSOR);
+        let new = written.wrapping_sub(read).min(TOUCHED_WORDS as u64);
+        let first = written.wrapping_sub(new);
+        let count = new.min(most as u64);
+        for entry in 0..count {
+            let entry = first.wrapping_add(entry);
+            let at = SLAB_TOUCHED + (entry % TOUCHED_WORDS as u64) as usize * 8;
+            if let Some(record) = record_of(self.word(slab, at), records) {
+                touched(record);
             }
-            self.open[slab] = Some(written);
         }
+        self.open[slab] = Some(first.wrapping_add(count));
+        count as usize
     }
 
     /// What a client says of itself.
@@ -189,10 +202,6 @@ impl Slabs {
         Ok((arena, self.liveness.reopen_read_write()?))
     }
 
-    fn open_slabs(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..SLABS).filter(|s| self.open[*s].is_some())
-    }
-
     fn word(&self, slab: usize, offset: usize) -> u64 {
         let mut word = [0];
         self.load(slab, offset, &mut word);
@@ -213,7 +222,8 @@ impl Slabs {
     }
 }
 
-fn record_of(word: u64, records: u32) -> Option<u32> {
+/// The record that a word names, if there is one of that number.
+pub(super) fn record_of(word: u64, records: u32) -> Option<u32> {
     let record = u32::try_from(word.checked_sub(1)?).ok()?;
     (record < records).then_some(record)
 }
@@ -233,14 +243,17 @@ mod tests {
             slabs.store(at, SLAB_PINS + i * 8, word);
         }
         slabs.store(at, SLAB_PINS + (PIN_WORDS - 1) * 8, 8);
-        assert_eq!(slabs.pinned(10), HashSet::from([0, 9, 3, 7]));
+        assert_eq!(slabs.pinned_by(slab, 10), [0, 9, 3, 7]);
         slabs.store(at, SLAB_HIGH_WATER, 2);
-        assert_eq!(slabs.pinned(10), HashSet::from([0]));
+        assert_eq!(slabs.pinned_by(slab, 10), [0]);
         slabs.close(slab);
-        assert!(slabs.pinned(10).is_empty());
+        assert!(!slabs.is_open(at));
         let (again, _) = slabs.open().unwrap();
         slabs.store(again.into(), SLAB_HIGH_WATER, u64::MAX);
-        assert!(slabs.pinned(10).is_empty(), "the next client inherits nothing");
+        assert!(
+            slabs.pinned_by(again, 10).is_empty(),
+            "the next client inherits nothing"
+        );
     }
 
     #[test]
@@ -255,13 +268,16 @@ mod tests {
             }
             slabs.store(at, SLAB_CURSOR, to);
         };
-        let drain = |slabs: &mut Slabs| {
+        let drain_some = |slabs: &mut Slabs, most| {
             let mut seen = Vec::new();
-            slabs.drain_touched(100_000, |r| seen.push(u64::from(r)));
+            let count = slabs.read_touched(at, 100_000, most, |r| seen.push(u64::from(r)));
+            assert_eq!(count, seen.len());
             seen
         };
+        let drain = |slabs: &mut Slabs| drain_some(slabs, TOUCHED_WORDS);
         log(&slabs, 0, 3);
-        assert_eq!(drain(&mut slabs), [0, 1, 2]);
+        assert_eq!(drain_some(&mut slabs, 2), [0, 1]);
+        assert_eq!(drain(&mut slabs), [2]);
         assert!(drain(&mut slabs).is_empty());
         log(&slabs, 3, 10_000);
         assert_eq!(

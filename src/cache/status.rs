@@ -1,48 +1,219 @@
-//! Numbers for status, and the audit that recomputes all of them.
+//! Numbers for status.
 //!
 //! May import everything of this module.
 
-use std::collections::{HashMap, HashSet};
-
 use super::api::{ClientId, ClientStatus, CoreStatus, Counters, PoolStatus};
-use super::core::{Client, Core};
+use super::core::Core;
 use super::error::CoreError;
-use super::records::Record;
+use super::slabs::record_of;
+use super::turn::{Progress, Turn, Work};
+use super::SLABS;
+use crate::pool::FRAME_BYTES;
 use crate::pool::accounting::Class;
-use crate::pool::body::blocks_for;
-use crate::pool::directory::DirectoryTotals;
-use crate::pool::{Extent, FRAME_BYTES, RecordState, count_frames};
 
-impl Core {
-    /// Everything that status shows. Pins of slabs are read now, so `pinned` is exact for both forms.
-    pub fn status(&self) -> CoreStatus {
-        let (counters, mut pool) = self.counters();
-        let slabs = self.slabs.pinned(self.pool.frames());
-        let more = slabs.into_iter().map(|record| self.records.get(record));
-        let more = more.filter(|r| r.pins == 0).map(|r| u64::from(r.frames));
-        pool.pinned += more.sum::<u64>() * FRAME_BYTES;
-        let clients: Vec<ClientStatus> = self
-            .clients
-            .iter()
-            .flatten()
-            .map(|c| self.client_status(c))
-            .collect();
-        let mut reported = self.departed;
-        clients.iter().for_each(|client| reported.add(&client.reported));
-        let mut reuse = self.departed_reuse.clone();
-        for (client, status) in self.clients.iter().flatten().zip(&clients) {
-            reuse.add(client.reuses.as_ref(), &status.reported.tokens);
+/// Pin words of a slab that are copied at once.
+const WORDS: usize = 128;
+/// Words of such a copy that count as one step.
+const WORDS_PER_STEP: usize = 16;
+/// Steps of telling what there is of a client besides its pins.
+const CLIENT_STEPS: u32 = 8;
+/// Objects that one status follows from pin words up to what they hang under. Of clients behind that it says only what
+/// their words pin themselves.
+const FOLLOWED: usize = 1 << 18;
+
+/// Numbers below a limit, each once.
+#[derive(Debug, Default)]
+struct Seen {
+    words: Vec<u64>,
+    /// Words that are not 0.
+    used: Vec<u32>,
+}
+
+impl Seen {
+    fn below(limit: u32) -> Self {
+        Self {
+            words: vec![0; (limit as usize).div_ceil(64)],
+            used: Vec::new(),
         }
-        CoreStatus {
+    }
+
+    /// Whether it is new.
+    fn insert(&mut self, number: u32) -> bool {
+        let Some(word) = self.words.get_mut(number as usize / 64) else {
+            return false;
+        };
+        let bit = 1 << (number % 64);
+        if *word == 0 {
+            self.used.push(number / 64);
+        }
+        let new = *word & bit == 0;
+        *word |= bit;
+        new
+    }
+
+    fn clear(&mut self) {
+        for word in self.used.drain(..) {
+            self.words[word as usize] = 0;
+        }
+    }
+}
+
+/// Where a status is, for the client of one slab.
+#[derive(Debug)]
+enum Stage {
+    /// Copies its pin words, from this one on.
+    Words { word: usize },
+    /// Follows what they pin, from this one of them on; `at` is on the way up.
+    Kept { pin: usize, at: Option<u32> },
+}
+
+/// [`Core::status`] in turns.
+#[derive(Debug)]
+pub struct Reporting {
+    slab: usize,
+    stage: Stage,
+    /// What words of any slab pin.
+    pinned: Seen,
+    /// Frames of it that no pin of the request form counts.
+    pinned_frames: u64,
+    /// What words of this slab pin, as often as they do, and what that keeps.
+    own: Vec<u32>,
+    kept: Seen,
+    kept_frames: u64,
+    followed: usize,
+    clients: Vec<ClientStatus>,
+}
+
+impl Reporting {
+    /// Of all there is.
+    pub fn new(core: &Core) -> Self {
+        let records = core.pool.frames();
+        Self {
+            slab: 0,
+            stage: Stage::Words { word: 0 },
+            pinned: Seen::below(records),
+            pinned_frames: 0,
+            own: Vec::new(),
+            kept: Seen::below(records),
+            kept_frames: 0,
+            followed: 0,
+            clients: Vec::new(),
+        }
+    }
+
+    fn read_words(&mut self, core: &Core, turn: &mut Turn, word: usize) {
+        let high = core.slabs.high_water(self.slab);
+        let count = high.saturating_sub(word).min(WORDS);
+        let mut words = [0; WORDS];
+        core.slabs.load_pins(self.slab, word, &mut words[..count]);
+        turn.spend(1 + (count / WORDS_PER_STEP) as u32);
+        for record in words[..count]
+            .iter()
+            .filter_map(|word| record_of(*word, core.pool.frames()))
+        {
+            turn.spend(1);
+            self.own.push(record);
+            let entry = core.records.get(record);
+            if self.pinned.insert(record) && entry.pins == 0 {
+                self.pinned_frames += u64::from(entry.frames);
+            }
+        }
+        self.stage = match word + count < high {
+            true => Stage::Words { word: word + count },
+            false => Stage::Kept { pin: 0, at: None },
+        };
+    }
+
+    /// Frames of records that the words of a slab keep and pins of the request form do not.
+    fn follow(&mut self, core: &Core, turn: &mut Turn, client: ClientId, pin: usize, at: Option<u32>) {
+        turn.spend(1);
+        let Some(record) = at.or_else(|| self.own.get(pin).copied()) else {
+            let status = core.client_status(client, &self.own, self.kept_frames);
+            turn.spend(CLIENT_STEPS + self.kept.used.len() as u32 / 64);
+            self.clients.extend(status);
+            self.next_slab();
+            return;
+        };
+        let mut up = None;
+        if self.kept.insert(record) {
+            let entry = core.records.get(record);
+            if !core.pins.keeps(client, record) {
+                self.kept_frames += u64::from(entry.frames);
+            }
+            self.followed += 1;
+            up = entry.parent.filter(|_| self.followed < FOLLOWED);
+        }
+        let pin = pin + usize::from(up.is_none());
+        self.stage = Stage::Kept { pin, at: up };
+    }
+
+    fn next_slab(&mut self) {
+        self.slab += 1;
+        self.stage = Stage::Words { word: 0 };
+        self.own.clear();
+        self.kept.clear();
+        self.kept_frames = 0;
+    }
+}
+
+impl Work for Reporting {
+    type Answer = CoreStatus;
+
+    fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<CoreStatus>, CoreError> {
+        Ok(self.look(core, turn).map_or(Progress::More, Progress::Done))
+    }
+}
+
+impl Reporting {
+    /// Goes on; nothing while the turn is over. It changes nothing.
+    fn look(&mut self, core: &Core, turn: &mut Turn) -> Option<CoreStatus> {
+        while self.slab < SLABS {
+            if turn.is_over() {
+                return None;
+            }
+            let client = core.clients[self.slab].as_ref().map(|client| client.id);
+            match (client, &self.stage) {
+                (None, _) => self.next_slab(),
+                (Some(_), Stage::Words { word }) => self.read_words(core, turn, *word),
+                (Some(client), Stage::Kept { pin, at }) => {
+                    let (pin, at) = (*pin, *at);
+                    self.follow(core, turn, client, pin, at);
+                }
+            }
+        }
+        let (counters, mut pool) = core.counters();
+        pool.pinned += self.pinned_frames * FRAME_BYTES;
+        let clients = std::mem::take(&mut self.clients);
+        let (mut reported, mut reuse) = (core.departed, core.departed_reuse.clone());
+        // What a client that has gone meanwhile said is in the sums of the departed.
+        for status in &clients {
+            if let Ok(client) = core.client(status.id) {
+                reported.add(&status.reported);
+                reuse.add(client.reuses.as_ref(), &status.reported.tokens);
+            }
+        }
+        Some(CoreStatus {
             pool,
-            objects: self.records.live(),
-            limbo: self.limbo.len() as u64,
-            partials: self.partials.len() as u64,
-            domains: self.registry.len() as u64,
+            objects: core.records.live(),
+            limbo: core.records.limbo(),
+            partials: core.partials.len() as u64,
+            domains: core.registry.len() as u64,
             counters,
             clients,
             reported,
             reuse: reuse.into_rows(),
+        })
+    }
+}
+
+impl Core {
+    /// Everything that status shows. Pins of slabs are read now, so `pinned` is exact for both forms.
+    pub fn status(&self) -> CoreStatus {
+        let (mut reporting, mut turn) = (Reporting::new(self), Turn::endless());
+        loop {
+            if let Some(status) = reporting.look(self, &mut turn) {
+                return status;
+            }
         }
     }
 
@@ -62,179 +233,22 @@ impl Core {
         (self.counters, pool)
     }
 
-    fn client_status(&self, client: &Client) -> ClientStatus {
+    /// What there is of a client whose pin words pin these records, which keeps so many frames.
+    fn client_status(&self, client: ClientId, own: &[u32], kept: u64) -> Option<ClientStatus> {
+        let client = self.client(client).ok()?;
         let registration = client.registration.as_ref();
-        let own = self.slabs.pinned_by(client.id.slab, self.pool.frames());
         let domain = registration.and_then(|r| Some((r.rank, self.registry.get(r.domain)?.seed)));
-        ClientStatus {
+        Some(ClientStatus {
             id: client.id,
             info: client.info.clone(),
             attached: client.attached,
             payload_path: registration.map(|r| r.payload_path).unwrap_or_default(),
             registered: domain,
-            granted: (client.credit.frames() + self.partial_frames(client.id)) * FRAME_BYTES,
+            granted: (client.credit.frames() + self.partials.frames_of(client.id)) * FRAME_BYTES,
             pins: self.pins.count(client.id) as u64,
             pin_words: own.len() as u64,
-            kept: (self.pins.kept_frames(client.id) + self.kept_by_words(client.id, &own)) * FRAME_BYTES,
+            kept: (self.pins.kept_frames(client.id) + kept) * FRAME_BYTES,
             reported: self.slabs.counters(client.id.slab),
-        }
+        })
     }
-
-    /// Frames of records that the words of a slab keep and pins of the request form do not.
-    fn kept_by_words(&self, client: ClientId, records: &[u32]) -> u64 {
-        let (mut seen, mut frames) = (HashSet::new(), 0);
-        for &record in records {
-            let mut at = Some(record);
-            while let Some(record) = at.filter(|record| seen.insert(*record)) {
-                let entry = self.records.get(record);
-                if !self.pins.keeps(client, record) {
-                    frames += u64::from(entry.frames);
-                }
-                at = entry.parent;
-            }
-        }
-        frames
-    }
-
-    fn partial_frames(&self, client: ClientId) -> u64 {
-        let parts = self.partials.iter().flat_map(|(_, partial)| partial.parts());
-        let own = parts.filter(|part| part.by == client);
-        own.map(|part| count_frames(&part.body.extents)).sum()
-    }
-
-    /// Recomputes every total and checks every invariant. Walks everything: for tests and diagnosis.
-    ///
-    /// # Errors
-    /// [`CoreError::Pool`] or [`CoreError::Broken`] with the first thing that does not hold.
-    pub fn audit(&self) -> Result<(), CoreError> {
-        let totals = self.pool.audit()?;
-        self.audit_totals(&totals)?;
-        let mut tree: HashMap<u32, (u32, u32, u32)> = HashMap::new();
-        let mut tails: HashMap<u32, u32> = HashMap::new();
-        for (number, record) in self.records.iter() {
-            self.audit_record(number, record)?;
-            if let Some(chunk) = self.records.chunk_before(number)
-                && record.state == RecordState::Live
-            {
-                *tails.entry(chunk).or_default() |= record.tail;
-            }
-            if let Some(parent) = record.parent {
-                let entry = tree.entry(parent).or_default();
-                entry.0 += 1;
-                if record.beside && record.state == RecordState::Live {
-                    entry.1 |= record.bit;
-                    entry.2 |= if record.held_from > 0 { record.bit } else { 0 };
-                }
-            }
-        }
-        let mut pins: HashMap<u32, u32> = HashMap::new();
-        for record in self.pins.records() {
-            *pins.entry(record).or_default() += 1;
-        }
-        for (number, record) in self.records.iter() {
-            let (children, below, holed) = tree.get(&number).copied().unwrap_or_default();
-            let counted = pins.remove(&number).unwrap_or_default();
-            same("children of a record", record.children.into(), children.into())?;
-            same("groups beside a record", record.groups.below.into(), below.into())?;
-            same(
-                "groups with holes beside a record",
-                record.groups.holed.into(),
-                holed.into(),
-            )?;
-            same("pins of a record", record.pins.into(), counted.into())?;
-            let behind = tails.get(&number).copied().unwrap_or_default();
-            same("tails behind a record", record.tails.into(), behind.into())?;
-        }
-        same("pins of records that are not in use", 0, pins.len() as u64)
-    }
-
-    fn audit_totals(&self, totals: &DirectoryTotals) -> Result<(), CoreError> {
-        let clients = self.clients.iter().flatten();
-        same(
-            "frames of credit",
-            clients.map(|c| c.credit.frames()).sum(),
-            totals.credit,
-        )?;
-        let extents = self.partials.iter().map(|(_, p)| count_frames(&p.extents()));
-        same("frames of partials", extents.sum(), totals.partial)?;
-        same("live records", self.records.live(), totals.live_records)?;
-        same("records in limbo", self.limbo.len() as u64, totals.limbo_records)?;
-        same("partials", self.partials.len() as u64, totals.partial_records)?;
-        same("slots of the index", self.index.used_slots(), totals.live_records)?;
-        let c = &self.counters;
-        same("requested units", c.requested, c.hit + c.miss)?;
-        let pinned = self.records.iter().filter(|(_, r)| r.pins > 0);
-        let pinned = pinned.map(|(_, r)| u64::from(r.frames)).sum();
-        same("pinned frames", self.records.pinned_frames(), pinned)?;
-        let objects = self
-            .records
-            .iter()
-            .filter(|(_, r)| r.state != RecordState::Partial);
-        let mut blocks = 0;
-        for (number, _) in objects {
-            let words = self.pool.directory.shared_words(number)?[7] & 0xffff_ffff;
-            blocks += blocks_for(words as usize);
-        }
-        same("chain blocks", self.chains.taken() as u64, blocks as u64)
-    }
-
-    fn audit_record(&self, number: u32, record: &Record) -> Result<(), CoreError> {
-        let directory = &self.pool.directory;
-        let state = directory.state(number)?;
-        same("state of a record", record.state as u64, state as u64)?;
-        let candidate = self.records.is_candidate(number);
-        same(
-            "a record that may go",
-            self.records.may_go(number).into(),
-            candidate.into(),
-        )?;
-        let id = self.id_of(number)?;
-        let found = self.index.reader().lookup(&id);
-        let live = state == RecordState::Live;
-        let found = found.filter(|view| view.record == number);
-        same(
-            "a record in the index",
-            u64::from(live),
-            u64::from(found.is_some()),
-        )?;
-        if let Some(view) = found {
-            let beside = record.groups.to_word();
-            same(
-                "groups that the index says are beside",
-                view.beside.to_word(),
-                beside,
-            )?;
-            let tails = record.tails.into();
-            same("tails that the index says are behind", view.tails.into(), tails)?;
-            same("frames that the index says", view.frames, record.frames.into())?;
-        }
-        if let Some(parent) = record.parent {
-            // Leaves first: what hangs under something that is gone would be unreachable, or unprotected.
-            let above = self.records.get(parent).state;
-            let fits = match state {
-                RecordState::Live => above == RecordState::Live,
-                RecordState::Limbo => matches!(above, RecordState::Live | RecordState::Limbo),
-                _ => matches!(above, RecordState::Live | RecordState::Partial),
-            };
-            same("a record under another", 1, fits.into())?;
-        }
-        if state == RecordState::Partial {
-            return Ok(());
-        }
-        let incarnation = directory.shared_words(number)?[0];
-        let (parts, _) = directory.body(number)?;
-        let extents: Vec<Extent> = parts.iter().flat_map(|p| p.extents.iter().copied()).collect();
-        same("frames of a record", record.frames.into(), count_frames(&extents))?;
-        for frame in extents.iter().flat_map(|e| e.frames()) {
-            same("epoch of a frame", self.pool.epochs.of(frame), incarnation)?;
-        }
-        Ok(())
-    }
-}
-
-fn same(what: &'static str, a: u64, b: u64) -> Result<(), CoreError> {
-    if a == b {
-        return Ok(());
-    }
-    Err(CoreError::Broken { what, a, b })
 }

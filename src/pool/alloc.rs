@@ -75,17 +75,28 @@ impl FrameAllocator {
         let mut taken = Vec::new();
         let mut missing = frames as u32; // at most `free`, which counts frames of a pool
         while missing > 0 {
-            let fit = self.by_length.range((missing, 0)..).next().copied();
-            let (length, start) = fit.or_else(|| self.by_length.last().copied())?;
-            let count = length.min(missing);
-            self.remove(start, length);
-            if count < length {
-                self.insert(start + count, length - count);
-            }
-            taken.push(Extent::new(start, count));
-            missing -= count;
+            let run = self.take(missing, missing, None)?;
+            missing -= run.count;
+            taken.push(run);
         }
         Some(taken)
+    }
+
+    /// Takes one run for who needs `missing` frames, of at most `most`: from where the run before ended, if it goes on there, else
+    /// from the smallest run that holds all of them, else from the largest. `None` when no frame is free.
+    pub fn take(&mut self, missing: u32, most: u32, goes_on_at: Option<u32>) -> Option<Extent> {
+        let same = goes_on_at.and_then(|start| Some((*self.by_start.get(&start)?, start)));
+        let fit = || self.by_length.range((missing, 0)..).next().copied();
+        let (length, start) = same.or_else(fit).or_else(|| self.by_length.last().copied())?;
+        let count = length.min(missing).min(most);
+        if count == 0 {
+            return None;
+        }
+        self.remove(start, length);
+        if count < length {
+            self.insert(start + count, length - count);
+        }
+        Some(Extent::new(start, count))
     }
 
     /// Gives a run back and joins it with its neighbours.
@@ -179,6 +190,24 @@ mod tests {
             allocator.allocate(12).unwrap(),
             [Extent::new(10, 8), Extent::new(0, 3), Extent::new(34, 1)]
         );
+    }
+
+    #[test]
+    fn a_run_that_is_taken_in_pieces_is_one_run() {
+        let mut allocator = prefaulted(40);
+        allocator.allocate(40).unwrap();
+        for run in [Extent::new(0, 12), Extent::new(20, 9)] {
+            allocator.release(run).unwrap();
+        }
+        // What is missing after the first piece would fit the other run better.
+        let first = allocator.take(11, 4, None).unwrap();
+        assert_eq!(first, Extent::new(0, 4));
+        assert_eq!(allocator.take(7, 4, Some(4)).unwrap(), Extent::new(4, 4));
+        assert_eq!(allocator.take(3, 4, Some(8)).unwrap(), Extent::new(8, 3));
+        // Somebody else may have taken what it would go on with.
+        assert_eq!(allocator.take(2, 2, Some(30)).unwrap(), Extent::new(20, 2));
+        assert_eq!(allocator.free_frames(), 8);
+        assert_eq!(allocator.take(0, 5, None), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::accounting::{Accounting, Class};
 use super::alloc::FrameAllocator;
 use super::directory::{Directory, DirectoryTotals, MAX_GRANT_COUNTER, NO_SLAB, Owner};
 use super::epochs::Epochs;
-use super::{Extent, FRAME_BYTES, PoolError, Prefault, PrefaultEvent, count_frames};
+use super::{Extent, FRAME_BYTES, PoolError, Prefault, PrefaultEvent};
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::{Ordering, fence};
 
@@ -132,7 +132,31 @@ impl Pool {
 
     /// Grants frames to the client of a slab. `None` when there are not as many.
     pub fn grant(&mut self, slab: u16, frames: u64) -> Result<Option<Vec<Extent>>, PoolError> {
-        let Some(extents) = self.allocator.allocate(frames) else {
+        if frames > self.grantable() {
+            return Ok(None);
+        }
+        let mut extents = Vec::new();
+        let mut missing = frames;
+        while missing > 0
+            && let Some(extent) = self.grant_run(slab, missing, u32::MAX, None)?
+        {
+            missing -= u64::from(extent.count);
+            extents.push(extent);
+        }
+        Ok(Some(extents))
+    }
+
+    /// Grants one run of at most `most` frames to a client that needs `missing`: from where its run before ended, if it goes on
+    /// there. `None` when nothing is free.
+    pub fn grant_run(
+        &mut self,
+        slab: u16,
+        missing: u64,
+        most: u32,
+        goes_on_at: Option<u32>,
+    ) -> Result<Option<Extent>, PoolError> {
+        let missing = u32::try_from(missing).unwrap_or(u32::MAX);
+        let Some(extent) = self.allocator.take(missing, most, goes_on_at) else {
             return Ok(None);
         };
         self.grants = (self.grants + 1) & MAX_GRANT_COUNTER;
@@ -140,10 +164,10 @@ impl Pool {
             slab,
             counter: self.grants,
         };
-        self.directory.set_owner(&extents, owner);
+        self.directory.set_owner(&[extent], owner);
         self.books
-            .move_frames(Class::Free, Class::Granted, count_frames(&extents))?;
-        Ok(Some(extents))
+            .move_frames(Class::Free, Class::Granted, extent.count.into())?;
+        Ok(Some(extent))
     }
 
     /// Frames of a partial, or of credit, become free. Nobody may be writing them any more. What cannot become free
@@ -160,11 +184,9 @@ impl Pool {
         self.directory.set_owner(extents, Owner::Record(record));
     }
 
-    /// Granted frames now hold an object.
-    pub fn hold_for_object(&mut self, record: u32, extents: &[Extent]) -> Result<(), PoolError> {
-        self.directory.set_owner(extents, Owner::Record(record));
-        self.books
-            .move_frames(Class::Granted, Class::Used, count_frames(extents))
+    /// So many frames of a record that was incomplete now hold an object. Their owner is the same.
+    pub fn hold_for_object(&mut self, frames: u64) -> Result<(), PoolError> {
+        self.books.move_frames(Class::Granted, Class::Used, frames)
     }
 
     /// Frames of an object become free. Its epochs and the state of its record have been cleared before.

@@ -1,0 +1,165 @@
+//! The audit that recomputes all numbers.
+//!
+//! May import everything of this module.
+
+use std::collections::HashMap;
+
+use super::core::Core;
+use super::error::CoreError;
+use super::records::Record;
+use crate::pool::body::blocks_for;
+use crate::pool::directory::DirectoryTotals;
+use crate::pool::{Extent, RecordState, count_frames};
+
+impl Core {
+    /// Recomputes every total and checks every invariant. Walks everything: for tests and diagnosis.
+    ///
+    /// # Errors
+    /// [`CoreError::Pool`] or [`CoreError::Broken`] with the first thing that does not hold.
+    pub fn audit(&self) -> Result<(), CoreError> {
+        let totals = self.pool.audit()?;
+        self.audit_totals(&totals)?;
+        let mut tree: HashMap<u32, (u32, u32, u32)> = HashMap::new();
+        let mut tails: HashMap<u32, u32> = HashMap::new();
+        for (number, record) in self.records.iter() {
+            self.audit_record(number, record)?;
+            if let Some(chunk) = self.records.chunk_before(number)
+                && record.state == RecordState::Live
+            {
+                *tails.entry(chunk).or_default() |= record.tail;
+            }
+            if let Some(parent) = record.parent {
+                let entry = tree.entry(parent).or_default();
+                entry.0 += 1;
+                if record.beside && record.state == RecordState::Live {
+                    entry.1 |= record.bit;
+                    entry.2 |= if record.held_from > 0 { record.bit } else { 0 };
+                }
+            }
+        }
+        let mut pins: HashMap<u32, u32> = HashMap::new();
+        for record in self.pins.records() {
+            *pins.entry(record).or_default() += 1;
+        }
+        for (number, record) in self.records.iter() {
+            let linked = self.records.linked_children(number);
+            same("records in the list of children", record.children.into(), linked)?;
+            let (children, below, holed) = tree.get(&number).copied().unwrap_or_default();
+            let counted = pins.remove(&number).unwrap_or_default();
+            same("children of a record", record.children.into(), children.into())?;
+            same("groups beside a record", record.groups.below.into(), below.into())?;
+            same(
+                "groups with holes beside a record",
+                record.groups.holed.into(),
+                holed.into(),
+            )?;
+            same("pins of a record", record.pins.into(), counted.into())?;
+            let behind = tails.get(&number).copied().unwrap_or_default();
+            same("tails behind a record", record.tails.into(), behind.into())?;
+        }
+        same("pins of records that are not in use", 0, pins.len() as u64)
+    }
+
+    fn audit_totals(&self, totals: &DirectoryTotals) -> Result<(), CoreError> {
+        let clients = self.clients.iter().flatten();
+        same(
+            "frames of credit",
+            clients.map(|c| c.credit.frames()).sum(),
+            totals.credit,
+        )?;
+        let extents = self.partials.iter().map(|(_, p)| count_frames(&p.extents()));
+        same("frames of partials", extents.sum(), totals.partial)?;
+        for client in self.clients.iter().flatten() {
+            let counted = self.partials.frames_of(client.id);
+            let parts = self.partials.iter().flat_map(|(_, partial)| partial.parts());
+            let own = parts.filter(|part| part.by == client.id);
+            let found = own.map(|part| count_frames(&part.body.extents)).sum();
+            same("frames of a client's parts", counted, found)?;
+        }
+        same("live records", self.records.live(), totals.live_records)?;
+        same("records in limbo", self.records.limbo(), totals.limbo_records)?;
+        let undecided = self.records.iter().filter(|(_, r)| r.undecided).count();
+        same(
+            "records that are decided about",
+            self.sweep.undecided() as u64,
+            undecided as u64,
+        )?;
+        same("partials", self.partials.len() as u64, totals.partial_records)?;
+        same("slots of the index", self.index.used_slots(), totals.live_records)?;
+        let c = &self.counters;
+        same("requested units", c.requested, c.hit + c.miss)?;
+        let pinned = self.records.iter().filter(|(_, r)| r.pins > 0);
+        let pinned = pinned.map(|(_, r)| u64::from(r.frames)).sum();
+        same("pinned frames", self.records.pinned_frames(), pinned)?;
+        let objects = self
+            .records
+            .iter()
+            .filter(|(_, r)| r.state != RecordState::Partial);
+        let mut blocks = 0;
+        for (number, _) in objects {
+            let words = self.pool.directory.shared_words(number)?[7] & 0xffff_ffff;
+            blocks += blocks_for(words as usize);
+        }
+        same("chain blocks", self.chains.taken() as u64, blocks as u64)
+    }
+
+    fn audit_record(&self, number: u32, record: &Record) -> Result<(), CoreError> {
+        let directory = &self.pool.directory;
+        let state = directory.state(number)?;
+        same("state of a record", record.state as u64, state as u64)?;
+        let candidate = self.records.is_candidate(number);
+        same(
+            "a record that may go",
+            self.records.may_go(number).into(),
+            candidate.into(),
+        )?;
+        let id = self.id_of(number)?;
+        let found = self.index.reader().lookup(&id);
+        let live = state == RecordState::Live;
+        let found = found.filter(|view| view.record == number);
+        same(
+            "a record in the index",
+            u64::from(live),
+            u64::from(found.is_some()),
+        )?;
+        if let Some(view) = found {
+            let beside = record.groups.to_word();
+            same(
+                "groups that the index says are beside",
+                view.beside.to_word(),
+                beside,
+            )?;
+            let tails = record.tails.into();
+            same("tails that the index says are behind", view.tails.into(), tails)?;
+            same("frames that the index says", view.frames, record.frames.into())?;
+        }
+        if let Some(parent) = record.parent {
+            // Leaves first: what hangs under something that is gone would be unreachable, or unprotected.
+            let above = self.records.get(parent).state;
+            let fits = match state {
+                RecordState::Live => above == RecordState::Live,
+                RecordState::Limbo => matches!(above, RecordState::Live | RecordState::Limbo),
+                _ => matches!(above, RecordState::Live | RecordState::Partial),
+            };
+            same("a record under another", 1, fits.into())?;
+        }
+        if state == RecordState::Partial {
+            return Ok(());
+        }
+        let incarnation = directory.shared_words(number)?[0];
+        let (parts, _) = directory.body(number)?;
+        let extents: Vec<Extent> = parts.iter().flat_map(|p| p.extents.iter().copied()).collect();
+        same("frames of a record", record.frames.into(), count_frames(&extents))?;
+        for frame in extents.iter().flat_map(|e| e.frames()) {
+            same("epoch of a frame", self.pool.epochs.of(frame), incarnation)?;
+        }
+        Ok(())
+    }
+}
+
+fn same(what: &'static str, a: u64, b: u64) -> Result<(), CoreError> {
+    if a == b {
+        return Ok(());
+    }
+    Err(CoreError::Broken { what, a, b })
+}

@@ -1,0 +1,227 @@
+//! How partials end, with all that hangs under them.
+//!
+//! May import everything of this module.
+//!
+//! One after another, from the ends of the trees up, so that between any two everything is as if no more had been meant to end.
+
+use super::api::ClientId;
+use super::core::Core;
+use super::error::CoreError;
+use super::evict::{Later, frame_steps};
+use super::partials::{Partial, PartialKey};
+use super::turn::Turn;
+use crate::pool::{RecordState, count_frames};
+
+/// A partial is abandoned, and ends also without need, after so many commits: more than the steps by which the stages of a
+/// pipeline are apart.
+const ABANDONED_COMMITS: u64 = 64;
+/// Steps that it takes to end a partial, besides those for its frames and runs.
+const END_STEPS: u32 = 6;
+
+/// Ends a partial and everything that hangs under it: their frames are free again.
+#[derive(Debug)]
+pub(super) struct EndPartial {
+    key: PartialKey,
+    /// Its age, which tells it from a later one of the same name; its record and who began it.
+    seq: u64,
+    record: u32,
+    opened_by: ClientId,
+    later: Later,
+    /// Where in its tree we are: a record, and the age of its partial.
+    at: (u32, u64),
+}
+
+impl EndPartial {
+    /// Nothing where there is no such partial.
+    pub(super) fn new(core: &Core, key: &PartialKey, later: Later) -> Option<Self> {
+        let partial = core.partials.get(key)?;
+        Some(Self {
+            key: *key,
+            seq: partial.seq,
+            record: partial.record,
+            opened_by: partial.opened.0,
+            later,
+            at: (partial.record, partial.seq),
+        })
+    }
+
+    /// Who began it.
+    pub(super) fn opened_by(&self) -> ClientId {
+        self.opened_by
+    }
+
+    /// Goes on until it has ended. False: the turn is over.
+    pub(super) fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<bool, CoreError> {
+        loop {
+            if core.partials.get(&self.key).is_none_or(|p| p.seq != self.seq) {
+                return Ok(true);
+            }
+            if turn.is_over() {
+                return Ok(false);
+            }
+            turn.spend(1);
+            let (record, seq) = self.at;
+            let Some((key, partial)) = core.partials.of_record(record).filter(|(_, p)| p.seq == seq) else {
+                // It has ended some other way.
+                self.at = (self.record, self.seq);
+                continue;
+            };
+            if let Some(child) = core.records.first_child(record) {
+                let below = core.partials.of_record(child).ok_or(CoreError::Broken {
+                    what: "something other than a partial hangs under one",
+                    a: record.into(),
+                    b: child.into(),
+                })?;
+                self.at = (child, below.1.seq);
+                continue;
+            }
+            let (key, extents) = (*key, partial.extents());
+            turn.spend(END_STEPS + frame_steps(extents.len() * 2, count_frames(&extents)));
+            let parent = core.records.get(record).parent;
+            let above = parent.and_then(|parent| Some((parent, core.partials.of_record(parent)?.1.seq)));
+            let root = seq == self.seq;
+            core.end_leaf(&key, self.later, root)?;
+            self.at = above.unwrap_or((self.record, self.seq));
+        }
+    }
+}
+
+/// Ends what an engine has begun in a domain and not completed, and forgets what ended of it: whatever it stored before
+/// may never be completed.
+#[derive(Debug)]
+pub(super) struct EndEngine {
+    instance: [u8; 16],
+    domain: u32,
+    /// The youngest that ends: its ranks may begin anew meanwhile.
+    youngest: u64,
+    ending: Option<EndPartial>,
+}
+
+impl EndEngine {
+    /// What there is of it now.
+    pub(super) fn new(core: &Core, instance: [u8; 16], domain: u32) -> Self {
+        Self {
+            instance,
+            domain,
+            youngest: core.partials.last_seq(),
+            ending: None,
+        }
+    }
+
+    /// Goes on until all has ended. False: the turn is over.
+    pub(super) fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<bool, CoreError> {
+        let engine = (self.instance, self.domain);
+        loop {
+            if let Some(ending) = &mut self.ending {
+                if !ending.step(core, turn)? {
+                    return Ok(false);
+                }
+                self.ending = None;
+            }
+            if turn.is_over() {
+                return Ok(false);
+            }
+            turn.spend(1);
+            // The youngest first, so that most have nothing under them.
+            if let Some((key, _)) = core.partials.youngest_of(engine, self.youngest) {
+                self.ending = EndPartial::new(core, key, Later::Welcome);
+            } else if !core.partials.forget_one(engine, self.youngest) {
+                return Ok(true);
+            }
+        }
+    }
+}
+
+/// Other engines' partials of an object that is complete now: their space returns, and what hangs under them hangs under
+/// the object. Those of another domain can never have the name, and end with all that hangs under them.
+#[derive(Debug)]
+pub(super) struct EndRivals {
+    winner: PartialKey,
+    /// The object's record and its incarnation.
+    record: u32,
+    incarnation: u64,
+    ending: Option<EndPartial>,
+}
+
+impl EndRivals {
+    pub(super) fn new(winner: PartialKey, record: u32, incarnation: u64) -> Self {
+        Self {
+            winner,
+            record,
+            incarnation,
+            ending: None,
+        }
+    }
+
+    /// Goes on until there is none. False: the turn is over.
+    pub(super) fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<bool, CoreError> {
+        loop {
+            if let Some(ending) = &mut self.ending {
+                if !ending.step(core, turn)? {
+                    return Ok(false);
+                }
+                self.ending = None;
+            }
+            if turn.is_over() {
+                return Ok(false);
+            }
+            turn.spend(1);
+            // What was published may be gone again, and then partials of the name are nobody's rivals.
+            if !core.is_incarnation(self.record, self.incarnation)? {
+                return Ok(true);
+            }
+            let Some(rival) = core.partials.rival_of(&self.winner).copied() else {
+                return Ok(true);
+            };
+            let old = core.partials.get(&rival).map(|partial| partial.record);
+            let child = old.and_then(|old| core.records.first_child(old));
+            match child.filter(|_| rival.domain == self.winner.domain) {
+                Some(child) => {
+                    turn.spend(1);
+                    core.records.attach(child, Some(self.record));
+                }
+                None => self.ending = EndPartial::new(core, &rival, Later::TurnedAway),
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Ends one partial that nothing hangs under.
+    fn end_leaf(&mut self, key: &PartialKey, later: Later, root: bool) -> Result<(), CoreError> {
+        let Some(partial) = self.partials.take(key) else {
+            return Ok(());
+        };
+        self.pool.directory.set_state(partial.record, RecordState::Free);
+        let freed = self.pool.free_granted(&partial.extents());
+        self.close_record(partial.record);
+        self.counters.ended_partials += 1;
+        let mut seen = partial.seen();
+        match later {
+            Later::Welcome => return Ok(freed?),
+            Later::SkippedBy(part) if root => {
+                seen.note(part);
+            }
+            Later::SkippedBy(_) | Later::TurnedAway => {}
+        }
+        self.partials.mark_ended(*key, seen);
+        Ok(freed?)
+    }
+
+    /// Whether the client that began a partial has committed that often since, or is gone.
+    pub(super) fn has_waited(&self, partial: &Partial, commits: u64) -> bool {
+        let (client, opened) = partial.opened;
+        self.client(client)
+            .map_or(true, |c| c.commits - opened >= commits)
+    }
+
+    /// The oldest partial that a client has begun, if it is abandoned: nobody will complete it, but for a later computation of
+    /// the same, whose parts it must not be mixed with.
+    pub(super) fn abandoned_by(&self, client: ClientId) -> Option<EndPartial> {
+        let (key, partial) = self.partials.oldest_of(client)?;
+        match self.has_waited(partial, ABANDONED_COMMITS) {
+            true => EndPartial::new(self, key, Later::Welcome),
+            false => None,
+        }
+    }
+}
