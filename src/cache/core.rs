@@ -15,6 +15,7 @@ use super::pins::PinTable;
 use super::records::Records;
 use super::registry::Registry;
 use super::slabs::{SLAB_BYTES, Slabs};
+use super::turn::Turn;
 use super::{MAX_CHUNK_TOKENS, SLABS};
 use crate::pool::body::{NumberPool, chain_blocks};
 use crate::pool::{FRAME_BYTES, Pool, PoolConfig, Prefault, PrefaultEvent};
@@ -206,9 +207,7 @@ impl Core {
     /// [`CoreError::UnknownClient`].
     pub fn disconnected(&mut self, client: ClientId) -> Result<(), CoreError> {
         self.client(client)?;
-        for record in self.pins.end_client(client) {
-            self.records.unpin(record);
-        }
+        while !self.end_pins(client, &mut Turn::endless()) {}
         Ok(())
     }
 

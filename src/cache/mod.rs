@@ -18,6 +18,8 @@ mod evict;
 mod grants;
 pub mod index;
 mod keeping;
+mod kept;
+mod looking;
 mod lookup;
 #[cfg(all(test, loom))]
 mod loom;
@@ -33,6 +35,7 @@ mod read;
 pub mod record;
 mod records;
 mod registry;
+mod retrieving;
 mod shape;
 pub mod slabs;
 mod status;
@@ -40,13 +43,17 @@ mod sweep;
 mod tails;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod trunks;
 pub mod turn;
 
 pub use self::core::Core;
 pub use api::*;
 pub use error::CoreError;
+pub use looking::Looking;
 pub use policy::{EvictionPolicy, Lru};
+pub use read::{EndingSession, Releasing};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
+pub use retrieving::Retrieving;
 pub use shape::{DomainShape, GroupShape};
 pub use tails::{TailList, Tails};
 

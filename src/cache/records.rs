@@ -1,6 +1,6 @@
 //! What the server knows of each record beyond the shared words: its tree, its pins, whether it may go.
 //!
-//! May import `pool` and this module's `policy` and `record`.
+//! May import `pool` and this module's `policy`, `record` and `trunks`.
 //!
 //! Records form trees: a full-attention object hangs under the one of the chunk before, a window or a
 //! state under the full-attention object of its chunk. Only leaves go.
@@ -10,6 +10,7 @@ use std::collections::hash_map::Entry;
 
 use super::policy::{EvictionPolicy, Lru};
 use super::record::Beside;
+use super::trunks::Trunks;
 use crate::pool::RecordState;
 use crate::pool::body::NumberPool;
 
@@ -55,6 +56,11 @@ pub(super) struct Records {
     tails: HashMap<(u32, u32), u32>,
     live: u64,
     pinned_frames: u64,
+    /// Where full chunks stand in their trees.
+    pub(super) trunks: Trunks,
+    /// Records that have left the index, and of them those that a pin of the request form named.
+    gone: u64,
+    torn: u64,
 }
 
 const UNUSED: Record = Record {
@@ -83,6 +89,9 @@ impl Records {
             tails: HashMap::new(),
             live: 0,
             pinned_frames: 0,
+            trunks: Trunks::default(),
+            gone: 0,
+            torn: 0,
         }
     }
 
@@ -98,6 +107,16 @@ impl Records {
     /// Visible objects.
     pub(super) fn live(&self) -> u64 {
         self.live
+    }
+
+    /// Records that have left the index so far. As long as it stays the same, all that was found is there.
+    pub(super) fn gone(&self) -> u64 {
+        self.gone
+    }
+
+    /// Records that went while a pin of the request form named them. As long as it stays the same, all that is pinned is there.
+    pub(super) fn torn(&self) -> u64 {
+        self.torn
     }
 
     /// Frames of objects with pins of the request form.
@@ -130,6 +149,10 @@ impl Records {
         entry.state = RecordState::Live;
         entry.frames = frames;
         let (bit, parent) = (entry.bit, entry.parent.filter(|_| entry.beside));
+        if !entry.beside && tail == 0 {
+            let above = entry.parent;
+            self.trunks.grow(record, above, frames);
+        }
         if let Some(parent) = parent {
             let entry = self.get_mut(parent);
             entry.groups.below |= bit;
@@ -149,6 +172,8 @@ impl Records {
     /// The object is out of the index; it keeps its number and its place in the tree.
     pub(super) fn enter_limbo(&mut self, record: u32) {
         let entry = *self.get(record);
+        self.gone += 1;
+        self.torn += u64::from(entry.pins > 0);
         if entry.state == RecordState::Live {
             self.live -= 1;
             self.leave_chunk_before(record);
@@ -163,6 +188,7 @@ impl Records {
     /// The number is free again. A live record goes through [`Records::enter_limbo`] first.
     pub(super) fn close(&mut self, record: u32) {
         self.attach(record, None);
+        self.trunks.cut(record);
         *self.get_mut(record) = UNUSED;
         self.numbers.put(record);
     }

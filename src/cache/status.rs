@@ -82,7 +82,7 @@ impl Core {
             let mut at = Some(record);
             while let Some(record) = at.filter(|record| seen.insert(*record)) {
                 let entry = self.records.get(record);
-                if !self.pins.keeps(client, record) {
+                if !self.is_kept(client, record) {
                     frames += u64::from(entry.frames);
                 }
                 at = entry.parent;
