@@ -104,6 +104,22 @@ impl Probed {
             group: shape.groups[load.group].group,
         }
     }
+
+    /// Its chunk.
+    pub(super) fn chunk_of(&self, load: &Load) -> u32 {
+        match load.source {
+            Source::Chunk(at) => at,
+            Source::Tail(at) => self.tails[at as usize].chunk,
+        }
+    }
+
+    /// Its tokens.
+    pub(super) fn tokens_of(&self, load: &Load, shape: &DomainShape) -> u32 {
+        match load.source {
+            Source::Chunk(_) => shape.chunk,
+            Source::Tail(at) => self.tails[at as usize].tokens,
+        }
+    }
 }
 
 /// Tails that one lookup looks at. Boundaries that are further from the end of what full attention has are not found.

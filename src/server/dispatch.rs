@@ -12,7 +12,10 @@ use super::convert;
 use super::state::Server;
 use super::status::{self, SessionInfo};
 use crate::cache::turn::{Progress, Turn, Work};
-use crate::cache::{ClientId, ClientInfo, CommitRequest, Core, LookupRequest, TailList};
+use crate::cache::{
+    ClientId, ClientInfo, CommitRequest, Core, EndingSession, Looking, LookupRequest, Releasing, Retrieving,
+    TailList,
+};
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
 use crate::geometry::chunk;
@@ -170,7 +173,6 @@ pub(super) async fn answer(
 const REQUEST_STEPS: u32 = 16;
 
 /// Does a request's work, turn by turn; between two of them other connections are served.
-#[allow(dead_code, reason = "the requests move here one by one")]
 async fn work<W: Work>(server: &Server, mut work: W, turn: &mut Turn) -> Result<W::Answer, WireError> {
     loop {
         let progress = work.step(&mut server.core(), turn);
@@ -224,12 +226,14 @@ async fn handle(
         Request::UnregisterKvCache => ack(unregister(server, session)),
         Request::Lookup(request) => lookup(server, session, request, turn).await,
         Request::Retrieve(request) => retrieve(server, session, request, turn).await,
-        Request::Release { pins } => ack(with_client(server, session, |core, client| {
-            core.release(client, &pins)
-        })),
-        Request::EndSession { session: label } => ack(with_client(server, session, |core, client| {
-            core.end_session(client, label)
-        })),
+        Request::Release { pins } => {
+            let client = client(server, session)?;
+            ack(work(server, Releasing::new(client, &pins), turn).await)
+        }
+        Request::EndSession { session: label } => {
+            let client = client(server, session)?;
+            ack(work(server, EndingSession::new(client, label), turn).await)
+        }
         Request::Grant { bytes } => {
             require_bound(server, session)?;
             let extents = with_client(server, session, |core, client| core.grant(client, bytes))?;
@@ -300,6 +304,11 @@ fn with_client<T>(
         }
     };
     call(&mut core, client).map_err(|e| e.to_wire())
+}
+
+/// This session's client.
+fn client(server: &Server, session: &mut Session) -> Result<ClientId, WireError> {
+    with_client(server, session, |_, client| Ok(client))
 }
 
 fn require_bound(server: &Server, session: &Session) -> Result<u32, WireError> {
@@ -424,7 +433,7 @@ async fn lookup(
     server: &Server,
     session: &mut Session,
     request: Lookup,
-    _turn: &mut Turn,
+    turn: &mut Turn,
 ) -> Result<Reply, WireError> {
     require_bound(server, session)?;
     let tails = TailList::new(convert::tails(&request.tails));
@@ -438,7 +447,8 @@ async fn lookup(
         pin: request.pin,
         describe: request.describe,
     };
-    let found = with_client(server, session, |core, client| core.lookup(client, &request))?;
+    let client = client(server, session)?;
+    let found = work(server, Looking::new(client, &request), turn).await?;
     name_domain(server, session, request.domain_seed);
     Ok(Reply::Lookup(convert::lookup_reply(found)))
 }
@@ -460,14 +470,13 @@ async fn retrieve(
     server: &Server,
     session: &mut Session,
     request: Retrieve,
-    _turn: &mut Turn,
+    turn: &mut Turn,
 ) -> Result<Reply, WireError> {
     require_bound(server, session)?;
     let ids = convert::object_ids(&request.ids);
     let (seed, label, part) = (request.domain_seed, request.session, request.part);
-    let places = with_client(server, session, |core, client| {
-        core.retrieve(client, seed, label, part, &ids)
-    })?;
+    let client = client(server, session)?;
+    let places = work(server, Retrieving::new(client, seed, label, part, &ids), turn).await?;
     Ok(Reply::Retrieve(convert::retrieve_reply(places)))
 }
 
