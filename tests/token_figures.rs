@@ -86,7 +86,17 @@ fn tokens_are_added_up_by_model_and_stay() {
         "no row without a model is left"
     );
     assert_eq!(status["tokens"], tokens(3, 300, 114, 100, Some(33.3)));
-    assert_eq!(status["reported"]["tokens"], status["tokens"]);
+    let own_tokens = &status["clients"][2]["tokens"];
+    assert_eq!(
+        *own_tokens,
+        tokens(2, 300, 50, 100, Some(33.3)),
+        "the client's own"
+    );
+    let reported = status["reported"].as_object().unwrap();
+    assert!(
+        reported.values().all(Value::is_u64),
+        "one number for each name: {reported:?}"
+    );
 
     let table = Command::new(env!("CARGO_BIN_EXE_kvasir"))
         .args(["status", "--socket"])

@@ -74,7 +74,7 @@ fn the_bytes_are_as_documented() {
     let rest = (0..CONTROL_BYTES).filter(|at| !used.iter().any(|range| range.contains(at)));
     assert!(rest.into_iter().all(|at| bytes[at] == 0));
     let names: Vec<&str> = Counter::ALL.map(Counter::name).to_vec();
-    assert_eq!(names[..3], ["requested_chunks", "hit_chunks", "miss_chunks"]);
+    assert_eq!(names[..3], ["requested_units", "hit_units", "miss_units"]);
     assert_eq!(
         names[7..],
         ["prefaulted", "used", "granted", "pinned", "quarantined"]

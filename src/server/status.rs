@@ -274,6 +274,7 @@ fn add_core(row: &mut Value, core: Option<&ClientStatus>) {
     row["pin_words"] = json!(core.map_or(0, |core| core.pin_words));
     row["kept"] = json!(core.map_or(0, |core| core.kept));
     row["reported"] = core.map_or(Value::Null, |core| reported(&core.reported));
+    row["tokens"] = core.map_or(Value::Null, |core| tokens(&core.reported.tokens));
 }
 
 fn reported(counters: &ClientCounters) -> Value {
@@ -291,7 +292,6 @@ fn reported(counters: &ClientCounters) -> Value {
         "requested": counters.requested,
         "hit": counters.hit,
         "shortened": counters.shortened,
-        "tokens": tokens(&counters.tokens),
     })
 }
 

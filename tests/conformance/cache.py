@@ -19,7 +19,7 @@ import keys_golden
 
 FULL, WINDOW, STATE = 0, 3, 7
 WINDOW_TOKENS = 100
-UNIT_BYTES = {FULL: 301, WINDOW: 7}
+UNIT_BYTES = {FULL: 401, WINDOW: 7}
 STATE_BYTES = 1001
 # A window's object that begins with holes: golden case, chunk, and its first token that is held.
 HOLES = ("256 tokens, plain, longer than one lane batch", 3, 64)

@@ -10,7 +10,7 @@ from typing import Any
 
 import cache
 import flat
-from cache import FULL, Credit, Prompt, item, lookup, named, pairs, registration
+from cache import FULL, UNIT_BYTES, Credit, Prompt, item, lookup, named, pairs, registration
 from client import REQUEST, REQUESTS, Client, Closed, Refused, Wire, hash32, object_id, peer, table, version
 
 
@@ -161,8 +161,8 @@ def registering(client: Client, prompt: Prompt) -> None:
         registers(spans=[{"group": 4, "tokens": 48}], required_alignment=48)
     with refused("InvalidAlignment", 2, 1):
         registers(required_alignment=2)
-    with refused("RegistrationConflict", FULL, 301, 302):
-        registers(groups=group(unit_bytes=302))
+    with refused("RegistrationConflict", FULL, UNIT_BYTES[FULL], 402):
+        registers(groups=group(unit_bytes=402))
     with refused("RegistrationConflict", 0, 1, 2):
         registers(world_size=2)
     with refused("InvalidGroup", FULL, 1):
@@ -183,7 +183,7 @@ def registering(client: Client, prompt: Prompt) -> None:
 def storing(client: Client, prompt: Prompt) -> None:
     """Outcomes and refusals of a commit; each prompt's first chunk is there."""
     frame, seed = client.hello["frame_bytes"], hash32(prompt.seed)
-    tokens, size = prompt.size, prompt.size * 301
+    tokens, size = prompt.size, prompt.size * UNIT_BYTES[FULL]
     need = -(-size // frame)
     granted = pairs(client.call("Grant", bytes=size)["extents"])
     assert sum(count for _, count in granted) == need, "rounded up to frames"
@@ -256,6 +256,29 @@ def grant_limits(client: Client, frame: int) -> None:
         raise AssertionError("grants have no end")
     assert 0 < held <= pool // 2, f"{held} bytes for one client"
     client.call("Abort", extents=named(extents))
+
+
+def fragments(client: Client, prompt: Prompt) -> None:
+    """A part in single frames, named from the last to the first: more than a record holds, so a chain of two blocks."""
+    cache.negotiate(client, prompt)
+    cache.register(client, prompt, True)
+    key = b"in pieces".ljust(32, b"6")
+    data = cache.content(key, FULL, prompt.size)
+    need = -(-len(data) // client.hello["frame_bytes"])
+    granted = pairs(client.call("Grant", bytes=len(data))["extents"])
+    frames = sorted((frame + at for frame, count in granted for at in range(count)), reverse=True)
+    assert len(frames) == need > 6 - 2 + 7, "more than a record and one block of a chain hold"
+    extents: list[dict[str, int]] = []
+    one = item(client, extents, Credit(client, [(frame, 1) for frame in frames]), key, data, parent=None, tokens=prompt.size)
+    assert one["extent_count"] == need
+    reply = client.call("Commit", domain_seed=hash32(prompt.seed), items=[one], extents=extents)
+    assert reply["outcomes"] == ["Published"]
+    record = client.find(key)
+    assert record is not None and record.extents == [(frame, 1) for frame in frames]
+    place = client.call("Retrieve", domain_seed=hash32(prompt.seed), part=0, ids=[object_id(key)])
+    assert pairs(place["extents"]) == record.extents
+    assert client.read(record.extents, record.bytes) == data and client.still_whole(record.extents, record.incarnation)
+    client.call("Release", pins=[place["pin"]])
 
 
 def reading(client: Client, prompt: Prompt) -> None:
@@ -426,6 +449,10 @@ def run(path: str) -> None:
     storing(client, prompt)
     reading(client, prompt)
     ranks(path, prompt)
+    (long,) = [one for one in map(Prompt, cache.cases()) if one.size == 2048]
+    fragments(client, long)
+    cache.negotiate(client, prompt)
+    cache.register(client, prompt, True)
     beyond_limits(client, prompt)
     client.call("UnregisterKvCache")
     with refused("NotRegistered"):
