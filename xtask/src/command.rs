@@ -13,7 +13,8 @@ pub(crate) fn root() -> PathBuf {
 
 /// The `target` directory, which CARGO_TARGET_DIR may move.
 pub(crate) fn target() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
+    // Set to nothing is not set.
+    match std::env::var_os("CARGO_TARGET_DIR").filter(|directory| !directory.is_empty()) {
         Some(directory) => root().join(directory),
         None => root().join("target"),
     }
