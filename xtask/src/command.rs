@@ -22,7 +22,11 @@ pub(crate) fn target() -> PathBuf {
 
 /// `cargo`, the one that runs this task.
 pub(crate) fn cargo() -> Command {
-    program(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    program(
+        std::env::var_os("CARGO")
+            .filter(|cargo| !cargo.is_empty())
+            .unwrap_or_else(|| "cargo".into()),
+    )
 }
 
 /// A program that runs in the root of the repository and reads nothing from the terminal.
