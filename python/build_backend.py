@@ -95,7 +95,7 @@ def _place_program() -> None:
 
 def _build_program() -> pathlib.Path:
     """Builds the program and returns where cargo put it, which CARGO_TARGET_DIR and profiles can move."""
-    cargo = os.environ.get("CARGO", "cargo")
+    cargo = os.environ.get("CARGO") or "cargo"
     command = [cargo, "build", "--release", "--locked", "--bin", PROGRAM]
     command += ["--manifest-path", str(HERE.parent / "Cargo.toml"), "--message-format", "json-render-diagnostics"]
     result = subprocess.run(command, stdout=subprocess.PIPE, check=False, text=True)

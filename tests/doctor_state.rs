@@ -59,6 +59,31 @@ fn a_server_without_a_connection_for_another_peer_is_full() {
     );
 }
 
+/// Whoever comes then waits in the queue of the socket, or is told that something failed inside.
+#[test]
+fn a_server_without_descriptors_is_found() {
+    let server = ServerProcess::with_open_files(32, &["--pool-size", "1MiB"]);
+    server.wait_prefaulted();
+    let peers: Vec<RawClient> = (0..40)
+        .map(|_| {
+            let mut peer = server.connect();
+            peer.send(&hello(false));
+            peer
+        })
+        .collect();
+    let bad = || {
+        let (found, text) = findings(&server);
+        let is_bad = |(severity, name): &(String, String)| {
+            severity != "note" && ["server_stalled", "server_refuses"].contains(&name.as_str())
+        };
+        assert!(found.iter().all(is_bad), "{text}");
+        !found.is_empty()
+    };
+    eventually("a finding", bad);
+    drop(peers);
+    eventually("the end of it", || findings(&server).0.is_empty());
+}
+
 #[test]
 fn a_client_that_has_used_up_its_pins_is_named() {
     let server = ready_16();

@@ -328,6 +328,10 @@ fn a_variable_that_is_empty_is_not_set() {
             "{variable}: {error}"
         );
     }
+    let server = ServerProcess::with(&["--pool-size", "1MiB"], |command| {
+        command.env("NOTIFY_SOCKET", "");
+    });
+    assert!(!server.log().contains("WARN"), "{}", server.log());
     // Where the socket is looked for by other commands, and where there is no directory for it.
     for (name, args) in [
         ("status", &["status"][..]),

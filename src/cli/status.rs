@@ -50,7 +50,7 @@ pub(super) enum StatusError {
     TooLong(PathBuf),
     #[error("{} is a directory; name the socket in it", .0.display())]
     IsDirectory(PathBuf),
-    #[error("no answer within {} s; the server is stopped, overloaded or being debugged", PATIENCE.as_secs())]
+    #[error("no answer within {} s; the server is stopped, overloaded, being debugged or out of file descriptors", PATIENCE.as_secs())]
     NoAnswer,
     #[error("the server did not answer: {0}")]
     Io(io::Error),

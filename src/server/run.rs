@@ -128,6 +128,10 @@ fn announce(server: &Server) {
 }
 
 fn notify(state: &[NotifyState<'_>]) {
+    // Set to nothing is not set.
+    if std::env::var_os("NOTIFY_SOCKET").is_some_and(|socket| socket.is_empty()) {
+        return;
+    }
     if let Err(error) = sd_notify::notify(state) {
         warn!(%error, "the service manager could not be notified");
     }

@@ -13,7 +13,8 @@ pub(crate) fn root() -> PathBuf {
 
 /// The `target` directory, which CARGO_TARGET_DIR may move.
 pub(crate) fn target() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
+    // Set to nothing is not set.
+    match std::env::var_os("CARGO_TARGET_DIR").filter(|directory| !directory.is_empty()) {
         Some(directory) => root().join(directory),
         None => root().join("target"),
     }
@@ -21,7 +22,11 @@ pub(crate) fn target() -> PathBuf {
 
 /// `cargo`, the one that runs this task.
 pub(crate) fn cargo() -> Command {
-    program(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    program(
+        std::env::var_os("CARGO")
+            .filter(|cargo| !cargo.is_empty())
+            .unwrap_or_else(|| "cargo".into()),
+    )
 }
 
 /// A program that runs in the root of the repository and reads nothing from the terminal.

@@ -4,10 +4,43 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{self, output, program};
+use crate::command::{self, output, program, works};
 
 /// What the checks and tests take in `target` besides the vLLM environment: debug and release builds and loom.
 const TARGET_BYTES: u64 = 6_000_000_000;
+
+/// Programs that the checks call and that a toolchain may lack: how each is asked, and how to get it.
+const PROGRAMS: [(&[&str], &str); 3] = [
+    (
+        &["cargo", "fmt", "--version"],
+        "cargo fmt (rustup component add rustfmt)",
+    ),
+    (
+        &["cargo", "clippy", "--version"],
+        "cargo clippy (rustup component add clippy)",
+    ),
+    (
+        &["c++", "--version"],
+        "c++ (Debian and Ubuntu: apt-get install g++; it compiles the schema compiler)",
+    ),
+];
+
+/// Refuses where a program is missing that some check would call minutes later.
+pub(crate) fn programs() -> Result<()> {
+    missing_of(&PROGRAMS)
+}
+
+fn missing_of(programs: &[(&[&str], &str)]) -> Result<()> {
+    let missing: Vec<&str> = programs
+        .iter()
+        .filter(|(words, _)| !works(program(words[0]).args(&words[1..])))
+        .map(|(_, how)| *how)
+        .collect();
+    if !missing.is_empty() {
+        bail!("missing on this machine: {}", missing.join(", "));
+    }
+    Ok(())
+}
 
 /// Refuses where less than `needed` bytes are free for `what` in a directory, which need not be there yet; `option` names another.
 pub(crate) fn disk(python: &Path, directory: &Path, needed: u64, what: &str, option: &str) -> Result<()> {
@@ -58,6 +91,17 @@ fn shown(bytes: u64) -> String {
 mod tests {
     use super::*;
     use crate::python::interpreter;
+
+    #[test]
+    fn everything_that_is_missing_is_named_at_once() {
+        missing_of(&[(&["true"], "true")]).unwrap();
+        let absent: (&[&str], &str) = (&["kvasir-no-such-program", "--version"], "one (get it)");
+        let broken: (&[&str], &str) = (&["false"], "another");
+        let error = missing_of(&[absent, (&["true"], "true"), broken])
+            .unwrap_err()
+            .to_string();
+        assert_eq!(error, "missing on this machine: one (get it), another");
+    }
 
     #[test]
     fn too_little_disk_is_refused_with_both_numbers() {

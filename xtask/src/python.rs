@@ -93,7 +93,7 @@ impl Environment {
 
 /// A Python that serves: `PYTHON` if that is set, else the first that works.
 pub(crate) fn interpreter() -> Result<PathBuf> {
-    if let Some(chosen) = std::env::var_os("PYTHON") {
+    if let Some(chosen) = std::env::var_os("PYTHON").filter(|python| !python.is_empty()) {
         let chosen = PathBuf::from(chosen);
         return match fault(&chosen) {
             None => Ok(chosen),

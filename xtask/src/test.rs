@@ -40,6 +40,7 @@ const TEST_TOOLS: [&str; 6] = [
 /// Runs the steps.
 pub(crate) fn run(options: &Options) -> Result<()> {
     // Minutes pass before Python is first used, and longer before the disk is full.
+    needs::programs()?;
     needs::target(&interpreter()?)?;
     let mut list = vec![
         Step::new("format", || {

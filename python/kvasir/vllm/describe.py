@@ -143,10 +143,12 @@ def _groups(vllm_config: Any) -> list[Any]:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.platforms import current_platform
     from vllm.utils.torch_utils import set_default_torch_dtype
+    from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
     from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
     from vllm.v1.kv_cache_interface import AttentionSpec
     from vllm.v1.worker.utils import customize_attention_spec
+    from vllm.v1.worker.worker_base import WorkerBase
 
     with set_current_vllm_config(vllm_config), tempfile.TemporaryDirectory() as place:
         _one_rank_of(vllm_config.parallel_config, os.path.join(place, "store"))
@@ -163,6 +165,9 @@ def _groups(vllm_config: Any) -> list[Any]:
                 spec = customize_attention_spec(layer.get_attn_backend(), spec)
             if spec:
                 specs[name] = spec
+        # As a worker would answer; the grouping of some models depends on it.
+        layouts = WorkerBase.get_supported_kv_cache_layouts(SimpleNamespace(vllm_config=vllm_config))
+        resolve_kv_cache_layout(vllm_config, [layouts], list(specs.values()))
         return get_kv_cache_groups(vllm_config, specs)
 
 
