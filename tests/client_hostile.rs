@@ -357,7 +357,20 @@ fn a_server_that_cannot_serve_for_now_is_away() {
             assert!(client.domain_seed().is_some());
         }
     }
-    // What no time will cure is told, and not remembered.
+    // A server of another protocol or another user is none for this client, and no time will cure that.
+    for code in [ErrorCode::ProtocolVersion, ErrorCode::PermissionDenied] {
+        let refusal = move || plain(Reply::Error(WireError::new(code, "you 1, the server 2", [1, 2])));
+        let fake = Fake::new(move |request, _| matches!(request, Request::Hello(_)).then(refusal));
+        let client = client(&fake.socket());
+        assert_eq!(
+            client.negotiate(shape.negotiation()).unwrap_err().kind(),
+            format!("{code:?}")
+        );
+        assert!(client.state_text().contains("you 1, the server 2"));
+        fake.set(|_, _| None);
+        eventually("another server", || client.is_healthy());
+    }
+    // So is a geometry that it cannot take: told, and not remembered.
     let fake = Fake::new(|request, _| {
         let refusal = || {
             plain(Reply::Error(WireError::new(

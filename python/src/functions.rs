@@ -67,7 +67,14 @@ fn resolve_geometry(py: Python<'_>, json: &str) -> PyResult<String> {
 #[pyfunction]
 fn bind_geometry(py: Python<'_>, json: &str, chunk_size: u64) -> PyResult<String> {
     let bound = resolved(py, json)?.bind(chunk_size);
-    let bound = bound.map_err(|error| typed(py, "invalid", vec![i64::try_from(chunk_size).unwrap_or(i64::MAX)], error.to_string()))?;
+    let bound = bound.map_err(|error| {
+        typed(
+            py,
+            "invalid",
+            vec![i64::try_from(chunk_size).unwrap_or(i64::MAX)],
+            error.to_string(),
+        )
+    })?;
     bound_json(&bound)
         .map(|answer| answer.to_string())
         .map_err(|error| typed(py, "invalid", Vec::new(), error))

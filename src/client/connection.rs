@@ -106,6 +106,15 @@ impl Connection {
             };
         }
         match self.reply_to(id, deadline)? {
+            // Of no use to this client as long as it lives, and nothing that is wrong with the connection.
+            Reply::Error(error)
+                if matches!(
+                    error.code,
+                    ErrorCode::ProtocolVersion | ErrorCode::PermissionDenied
+                ) =>
+            {
+                Err(CallError::Refused(error))
+            }
             Reply::Error(error) if error.code.closes_connection() => Err(broken("the server refused", error)),
             // A server that is going away is one that is away: it closes the connection next, and nothing that it would
             // still take outlives it.

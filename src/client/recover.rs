@@ -30,7 +30,7 @@ const SAME_SERVER_RETRY: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 struct Failed {
     error: ClientError,
-    refused: Option<Session>,
+    refused: Option<Box<Session>>,
 }
 
 impl From<ClientError> for Failed {
@@ -66,7 +66,7 @@ pub(super) fn run(core: &Arc<Core>) {
             _ => core.config.heartbeat,
         };
         core.attempt_failed(error);
-        let news = wait(core, refused.as_ref(), pause, socket);
+        let news = wait(core, refused.as_deref(), pause, socket);
         if news && SocketFile::at(&core.config.socket) != socket {
             retry = FIRST_RETRY;
             continue;
@@ -116,7 +116,7 @@ fn attempt(core: &Core) -> Result<(), Failed> {
         let agreed = agreed.and_then(|()| register(core, &mut connection, &mut wanted));
         if let Err(error) = agreed {
             let is_kept = !matches!(error, ClientError::Unavailable { .. });
-            let refused = is_kept.then_some(session);
+            let refused = is_kept.then(|| Box::new(session));
             return Err(Failed { error, refused });
         }
         let stores = wanted.registered.as_ref().is_some_and(|own| own.request.stores);
