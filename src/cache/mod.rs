@@ -56,6 +56,7 @@ pub use discard::Discard;
 pub use error::CoreError;
 pub use evict::Clear;
 pub use grants::{Abort, Grant};
+pub use pin_scan::Tidy;
 pub use policy::{EvictionPolicy, Lru, Place};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
 pub use shape::{DomainShape, GroupShape};

@@ -9,6 +9,7 @@ mod random;
 mod shapes;
 mod store;
 mod tails;
+mod turns;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
