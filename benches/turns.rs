@@ -38,7 +38,11 @@ fn main() {
         }
     }
     println!("longest turn in us of CPU (turns; all of the work in ms)");
-    println!("{:<58} {}", "records", sizes.map_text(|size| format!("{size:>26}")));
+    println!(
+        "{:<58} {}",
+        "records",
+        sizes.map_text(|size| format!("{size:>26}"))
+    );
     for ((_, what), slices) in rows {
         println!("{what:<58} {}", slices.map_text(|slices| format!("{slices:>26}")));
     }
@@ -83,14 +87,18 @@ struct Peer {
 impl Peer {
     fn pin(&self, words: &[u64]) {
         let high = [words.len() as u64];
-        self.slab.store_words(slabs::SLAB_HIGH_WATER, &high).expect("a slab");
+        self.slab
+            .store_words(slabs::SLAB_HIGH_WATER, &high)
+            .expect("a slab");
         self.slab.store_words(slabs::SLAB_PINS, words).expect("a slab");
     }
 
     fn log(&self, words: &[u64]) {
         self.slab.store_words(slabs::SLAB_TOUCHED, words).expect("a slab");
         let cursor = [words.len() as u64];
-        self.slab.store_words(slabs::SLAB_CURSOR, &cursor).expect("a slab");
+        self.slab
+            .store_words(slabs::SLAB_CURSOR, &cursor)
+            .expect("a slab");
     }
 }
 
@@ -107,7 +115,13 @@ fn seed(n: u8) -> ChunkKey {
 
 fn key(prompt: u32, chunk: u32) -> ChunkKey {
     let mut bytes = [0; 32];
-    let words = [prompt, chunk, prompt ^ 0x9E37_79B9, chunk.wrapping_mul(0x85EB_CA6B), chunk ^ prompt.rotate_left(16)];
+    let words = [
+        prompt,
+        chunk,
+        prompt ^ 0x9E37_79B9,
+        chunk.wrapping_mul(0x85EB_CA6B),
+        chunk ^ prompt.rotate_left(16),
+    ];
     for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
         // Spread over the buckets as hashes are.
         let mixed = word.wrapping_mul(0x9E37_79B1) ^ chunk.rotate_left(7).wrapping_mul(0xC2B2_AE35);
@@ -181,14 +195,18 @@ impl Bench {
     fn engine(&mut self, instance: u8, domain: u8, ranks: u16) -> Peer {
         let peer = self.peer(instance);
         let registration = self.registration(domain, ranks);
-        self.core.register(peer.id, &registration).expect("a registration");
+        self.core
+            .register(peer.id, &registration)
+            .expect("a registration");
         peer
     }
 
     fn drive<W: Work>(&mut self, mut work: W, slices: &mut Slices) -> W::Answer {
         loop {
             let (mut turn, begun) = (Turn::new(), cpu());
-            let progress = work.step(&mut self.core, &mut turn).expect("a request that is right");
+            let progress = work
+                .step(&mut self.core, &mut turn)
+                .expect("a request that is right");
             let spent = cpu() - begun;
             slices.turns += 1;
             slices.all += spent;
@@ -211,7 +229,10 @@ impl Bench {
         let mut stored = 0;
         while stored < count {
             let some = (count - stored).min(ITEMS);
-            let granted = self.core.grant(peer.id, u64::from(some) * FRAME_BYTES).expect("a grant");
+            let granted = self
+                .core
+                .grant(peer.id, u64::from(some) * FRAME_BYTES)
+                .expect("a grant");
             let frames = granted.iter().flat_map(|extent| extent.frames());
             let extents: Vec<Extent> = frames.map(|frame| Extent::new(frame, 1)).collect();
             assert_eq!(extents.len() as u32, some, "space for all");
@@ -257,7 +278,10 @@ impl Bench {
             key: key(prompt, chunk),
             group: 0,
         };
-        let found = self.core.retrieve(peer.id, seed(1), 0, 0, &[id]).expect("a retrieve");
+        let found = self
+            .core
+            .retrieve(peer.id, seed(1), 0, 0, &[id])
+            .expect("a retrieve");
         self.core.release(peer.id, &[found.pin]).expect("its pin");
         (id, found.places[0].incarnation)
     }
@@ -302,10 +326,16 @@ impl Bench {
         self.measure("abort of up to 131,072 runs", Abort::new(other.id, &odd));
         let mut other = other;
         other.lock = None;
-        self.measure("death of a client with as many runs of credit", ClientGone::new(other.id));
+        self.measure(
+            "death of a client with as many runs of credit",
+            ClientGone::new(other.id),
+        );
         let mut engine = engine;
         engine.lock = None;
-        self.measure("death of a client with half of the pool", ClientGone::new(engine.id));
+        self.measure(
+            "death of a client with half of the pool",
+            ClientGone::new(engine.id),
+        );
 
         // A chain whose end is pinned while its root is discarded.
         let engine = self.engine(2, 1, 1);
@@ -315,15 +345,15 @@ impl Bench {
         let one = self.prompts;
         self.fill(&engine, 1, 1, 1, &mut untold);
         let named = [self.read(&engine, one, 0)];
-        self.measure(
-            "discard of one object",
-            Discard::new(engine.id, seed(1), &named),
-        );
+        self.measure("discard of one object", Discard::new(engine.id, seed(1), &named));
         let id = ObjectId {
             key: key(first, CHAIN - 1),
             group: 0,
         };
-        let held = self.core.retrieve(engine.id, seed(1), 0, 0, &[id]).expect("a retrieve");
+        let held = self
+            .core
+            .retrieve(engine.id, seed(1), 0, 0, &[id])
+            .expect("a retrieve");
         let named = [self.read(&engine, first, 0)];
         self.measure(
             "discard of a chain of 2,048 that is pinned",
@@ -331,7 +361,10 @@ impl Bench {
         );
         self.core.release(engine.id, &[held.pin]).expect("its pin");
         let free = self.core.status().pool.free;
-        self.measure("grant that frees it from limbo", Grant::new(engine.id, free + FRAME_BYTES));
+        self.measure(
+            "grant that frees it from limbo",
+            Grant::new(engine.id, free + FRAME_BYTES),
+        );
 
         // Half of an engine of two ranks.
         let mut rank = self.engine(3, 2, 2);
@@ -339,7 +372,8 @@ impl Bench {
         let begun = (records / 4).max(ITEMS.min(records / 2));
         let mut slices = Slices::default();
         self.fill(&rank, 2, begun, 64, &mut slices);
-        self.rows.push(("commits of 8,192 parts of incomplete objects", slices));
+        self.rows
+            .push(("commits of 8,192 parts of incomplete objects", slices));
         let mut slices = Slices::default();
         self.fill(&engine, 1, 1024, 64, &mut slices);
         self.rows.push(("commit of 1,024 objects beside them", slices));
@@ -351,10 +385,15 @@ impl Bench {
         );
         self.core.unregister(again.id).expect("a registration");
         let registration = self.registration(2, 2);
-        self.core.register(rank.id, &registration).expect("a registration");
+        self.core
+            .register(rank.id, &registration)
+            .expect("a registration");
         self.fill(&rank, 2, begun, CHAIN, &mut slices.clone());
         rank.lock = None;
-        self.measure("death of a rank with as many, in chains of 2,048", ClientGone::new(rank.id));
+        self.measure(
+            "death of a rank with as many, in chains of 2,048",
+            ClientGone::new(rank.id),
+        );
         self.fill(&engine, 1, records / 4, 64, &mut untold);
         let clear = Clear::new(&self.core);
         self.measure("clear of 1/4 as many objects", clear);

@@ -133,11 +133,10 @@ impl Work for Disconnected {
 
     fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<()>, CoreError> {
         core.client(self.client)?;
-        for record in core.pins.end_client(self.client) {
-            turn.spend(1);
-            core.records.unpin(record);
+        match core.end_pins(self.client, turn) {
+            true => Ok(Progress::Done(())),
+            false => Ok(Progress::More),
         }
-        Ok(Progress::Done(()))
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use super::api::{LoadItem, LookupAnswer, LookupRequest, ObjectId, PartPlace, RetrieveAnswer};
+use super::api::{LoadItem, LookupAnswer, LookupRequest, ObjectId, PartPlace, RetrieveAnswer, Tail};
 use super::error::CoreError;
 use super::index::IndexReader;
 use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
@@ -237,32 +237,18 @@ fn kept_by(plan: &Plan, loads: &[Found], anchors: &[Found], shape: &DomainShape)
 }
 
 /// The objects of a plan, as an answer names them.
-pub(super) fn named(
-    plan: &Plan,
-    probed: &Probed,
-    shape: &DomainShape,
-    request: &LookupRequest<'_>,
-) -> Vec<LoadItem> {
-    let item = |load: &Load| {
-        let (chunk, tokens) = match load.source {
-            Source::Chunk(at) => (at, shape.chunk),
-            Source::Tail(at) => {
-                let tail = &probed.tails[at as usize];
-                (tail.chunk, tail.tokens)
-            }
-        };
-        LoadItem {
-            id: probed.id_of(load, shape, request),
-            chunk,
-            tokens,
-        }
+fn named(plan: &Plan, probed: &Probed, shape: &DomainShape, request: &LookupRequest<'_>) -> Vec<LoadItem> {
+    let item = |load: &Load| LoadItem {
+        id: probed.id_of(load, shape, request),
+        chunk: probed.chunk_of(load),
+        tokens: probed.tokens_of(load, shape),
     };
     plan.loads.iter().map(item).collect()
 }
 
 /// The records that a hit uses, the least recent first: states and windows, then full attention from the end, so that
 /// what hangs under something is never the more recent. The anchor's chunks too that need not be loaded.
-pub(super) fn touched_by(plan: &Plan, records: &[u32], anchors: &[Found], shape: &DomainShape) -> Vec<u32> {
+fn touched_by(plan: &Plan, records: &[u32], anchors: &[Found], shape: &DomainShape) -> Vec<u32> {
     let chunks = (plan.hit_tokens / u64::from(shape.chunk)) as usize;
     let anchors = anchors.get(..chunks).unwrap_or(anchors);
     let among_anchors = |load: &Load| {
@@ -284,18 +270,19 @@ pub(super) fn requested_units(request: &LookupRequest<'_>, shape: &DomainShape) 
 }
 
 /// A tail is a proper part of a chunk whose chunks before it are named, in whole alignments.
-pub(super) fn check_tails(request: &LookupRequest<'_>, shape: &DomainShape) -> Result<(), CoreError> {
-    let chunks = request.tails.chunks(u32::MAX).into_iter();
-    for tail in chunks.flat_map(|chunk| request.tails.of(chunk).into_owned()) {
-        if !is_tail(&tail, shape) || tail.chunk as usize > request.keys.len() {
-            return Err(CoreError::InvalidKey {
-                chunk: tail.chunk.into(),
-                tokens: tail.tokens.into(),
-                alignment: shape.alignment,
-                chunk_size: shape.chunk.into(),
-                keys: request.keys.len() as u64,
-            });
-        }
+pub(super) fn check_tail(
+    tail: &Tail,
+    request: &LookupRequest<'_>,
+    shape: &DomainShape,
+) -> Result<(), CoreError> {
+    if is_tail(tail, shape) && tail.chunk as usize <= request.keys.len() {
+        return Ok(());
     }
-    Ok(())
+    Err(CoreError::InvalidKey {
+        chunk: tail.chunk.into(),
+        tokens: tail.tokens.into(),
+        alignment: shape.alignment,
+        chunk_size: shape.chunk.into(),
+        keys: request.keys.len() as u64,
+    })
 }

@@ -7,21 +7,24 @@
 //! Clients that could keep all of the pool would stop the stores of all others, so each may keep a quarter. What does
 //! not fit is not promised: a lookup answers the longest prefix that fits, a retrieve says that the rest is not there.
 
-use std::collections::HashSet;
-
 use super::api::ClientId;
 use super::core::Core;
-use super::pins::Kept;
+use super::error::CoreError;
 use super::registry::Domain;
+use super::trunks::Spot;
 
-/// Collects what a pin to be made keeps, as far as its client may.
-pub(super) struct Keeping<'a> {
-    core: &'a Core,
+/// Collects what a pin is to keep, as far as its client may. A pin begins with the first object.
+#[derive(Debug)]
+pub(super) struct Keeping {
     client: ClientId,
-    /// Frames that the client may yet keep.
-    room: u64,
-    seen: HashSet<u32>,
-    kept: Kept,
+    session: u64,
+    /// Frames that the client may keep.
+    limit: u64,
+    pin: u64,
+    /// A spot that is not yet noted, since the next one on its chain may follow.
+    pending: Option<Spot>,
+    /// Frames that noting it adds at most.
+    ahead: u64,
 }
 
 impl Core {
@@ -32,51 +35,103 @@ impl Core {
         share.max(domain.chunk_frames())
     }
 
-    /// For a pin of a client on objects of a domain.
-    pub(super) fn keeping(&self, client: ClientId, domain: &Domain) -> Keeping<'_> {
-        let limit = self.kept_frames_max(domain);
-        Keeping {
-            core: self,
-            client,
-            room: limit.saturating_sub(self.pins.kept_frames(client)),
-            seen: HashSet::new(),
-            kept: Kept::new(),
-        }
-    }
-
-    /// What a pin of all these records keeps; `None` when that is more than the client may.
-    pub(super) fn keep_all(&self, client: ClientId, domain: &Domain, records: &[u32]) -> Option<Kept> {
-        let mut keeping = self.keeping(client, domain);
-        let all = records.iter().all(|record| keeping.add(*record));
-        all.then(|| keeping.finish())
+    /// Whether a pin of the request form keeps a record from eviction.
+    pub(super) fn is_kept(&self, client: ClientId, record: u32) -> bool {
+        self.pins.keeps(client, record, &self.records.trunks)
     }
 }
 
-impl Keeping<'_> {
-    /// Adds a record with all it hangs under. False, and then nothing is added, when that is too much.
-    pub(super) fn add(&mut self, record: u32) -> bool {
-        let first = self.kept.len();
-        let (mut at, mut new) = (Some(record), 0);
-        while let Some(record) = at.filter(|record| !self.seen.contains(record)) {
-            let entry = self.core.records.get(record);
-            self.kept.push((record, entry.frames));
-            if !self.core.pins.keeps(self.client, record) {
-                new += u64::from(entry.frames);
-            }
-            at = entry.parent;
+impl Keeping {
+    /// Nothing yet, of at most `limit` frames with all that the client keeps besides.
+    pub(super) fn new(client: ClientId, session: u64, limit: u64) -> Self {
+        Self {
+            client,
+            session,
+            limit,
+            pin: 0,
+            pending: None,
+            ahead: 0,
         }
-        if new > self.room {
-            self.kept.truncate(first);
-            return false;
-        }
-        self.room -= new;
-        self.seen
-            .extend(self.kept[first..].iter().map(|(record, _)| record));
-        true
     }
 
-    /// Records and their frames, each once.
-    pub(super) fn finish(self) -> Kept {
-        self.kept
+    /// The pin; 0 as long as nothing was added.
+    pub(super) fn pin(&self) -> u64 {
+        self.pin
+    }
+
+    /// Adds a live record with all that it hangs under, without pinning it. False, and then nothing is added, when that is
+    /// too much.
+    ///
+    /// # Errors
+    /// [`CoreError::LimitExceeded`] for more pins than a client may have.
+    pub(super) fn add(&mut self, core: &mut Core, record: u32) -> Result<bool, CoreError> {
+        if self.pin == 0 {
+            self.pin = core.pins.open(self.client, self.session)?;
+        }
+        // A state stands beside the attention of its tail, which stands beside a chain.
+        let (mut at, mut beside) = (Some(record), 0);
+        let before = core.pins.kept_frames(self.client);
+        while let Some(record) = at.filter(|record| core.records.trunks.spot(*record).is_none()) {
+            let entry = *core.records.get(record);
+            core.pins.hold_beside(self.client, self.pin, record, entry.frames);
+            beside += 1;
+            at = entry.parent;
+        }
+        let grows = core.pins.kept_frames(self.client) > before;
+        let spot = at.and_then(|record| core.records.trunks.spot(record));
+        let spot = spot.filter(|spot| !self.covers(core, *spot));
+        if self.fits(core, spot, grows) {
+            return Ok(true);
+        }
+        for _ in 0..beside {
+            core.pins.let_go_beside(self.client, self.pin);
+        }
+        Ok(false)
+    }
+
+    /// Notes what is pending.
+    pub(super) fn note(&mut self, core: &mut Core) {
+        self.ahead = 0;
+        if let Some(spot) = self.pending.take() {
+            core.pins.hold(self.client, self.pin, spot, &core.records.trunks);
+        }
+    }
+
+    fn covers(&self, core: &Core, spot: Spot) -> bool {
+        let pending = self
+            .pending
+            .is_some_and(|pending| pending.chain == spot.chain && pending.frames >= spot.frames);
+        pending || core.pins.covers(self.client, self.pin, spot)
+    }
+
+    /// Whether a spot may be held too. `grows`: what has just been added beside the chains was not kept before.
+    fn fits(&mut self, core: &mut Core, spot: Option<Spot>, grows: bool) -> bool {
+        let more = match (spot, self.pending) {
+            (None, _) => 0,
+            (Some(spot), Some(pending)) if pending.chain == spot.chain => spot.frames - pending.frames,
+            (Some(spot), _) => {
+                self.note(core);
+                spot.frames
+            }
+        };
+        // All of it may be kept already; only where that would matter it is looked at.
+        let kept = core.pins.kept_frames(self.client);
+        if kept + self.ahead + u64::from(more) <= self.limit {
+            (self.pending, self.ahead) = (spot.or(self.pending), self.ahead + u64::from(more));
+            return true;
+        }
+        self.note(core);
+        let noted = core.pins.kept_frames(self.client);
+        let kept = match spot {
+            Some(spot) => core.pins.frames_with(self.client, spot, &core.records.trunks),
+            None => noted,
+        };
+        // What is kept already is not refused, however much it is.
+        if (grows || kept > noted) && kept > self.limit {
+            return false;
+        }
+        self.pending = spot;
+        self.ahead = u64::from(more);
+        true
     }
 }

@@ -22,6 +22,8 @@ mod evict;
 mod grants;
 pub mod index;
 mod keeping;
+mod kept;
+mod looking;
 mod lookup;
 #[cfg(all(test, loom))]
 mod loom;
@@ -38,6 +40,7 @@ mod read;
 pub mod record;
 mod records;
 mod registry;
+mod retrieving;
 mod runs;
 mod shape;
 pub mod slabs;
@@ -46,6 +49,7 @@ mod sweep;
 mod tails;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod trunks;
 pub mod turn;
 
 pub use self::core::Core;
@@ -56,9 +60,12 @@ pub use discard::Discard;
 pub use error::CoreError;
 pub use evict::Clear;
 pub use grants::{Abort, Grant};
+pub use looking::Looking;
 pub use pin_scan::Tidy;
 pub use policy::{EvictionPolicy, Lru, Place};
+pub use read::{EndingSession, Releasing};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
+pub use retrieving::Retrieving;
 pub use shape::{DomainShape, GroupShape};
 pub use status::Reporting;
 pub use tails::{TailList, Tails};

@@ -1,36 +1,38 @@
 //! Pins of the request form: counted here, never in a client's slab, and gone with the connection.
 //!
-//! May import this module's `api` and `error`.
+//! May import this module's `api`, `error`, `kept`, `meter` and `trunks`.
+//!
+//! A pin takes memory for the objects that it names, whatever they hang under.
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::kept::Kept;
+use super::meter::Meter;
+use super::trunks::{Spot, Trunks};
 use super::{ClientId, CoreError};
 
-/// Records that a pin keeps, each once, with their frames: those that it names and those that they hang under.
-pub(super) type Kept = Vec<(u32, u32)>;
+/// Parts of a step: to give back one thing that a pin holds.
+const GIVE_BACK: u32 = 4;
+/// Spots of a pin that are looked at before another one is added: those of the groups that a lookup is in.
+const RECENT: usize = 8;
 
 #[derive(Debug)]
 struct Pin {
     session: u64,
     records: Vec<u32>,
-    kept: Kept,
-}
-
-/// A record that a client keeps.
-#[derive(Debug)]
-struct KeptRecord {
-    pins: u32,
-    /// As they were when it was first kept: what is added is what is taken off again.
-    frames: u32,
+    /// What it holds of the chains, one for each chain in turn.
+    spots: Vec<Spot>,
+    /// What it holds beside them.
+    beside: Vec<u32>,
 }
 
 #[derive(Debug, Default)]
 struct ClientPins {
     pins: HashMap<u64, Pin>,
-    sessions: HashMap<u64, BTreeSet<u64>>,
+    /// Labels and pins.
+    sessions: BTreeSet<(u64, u64)>,
     objects: usize,
-    kept: HashMap<u32, KeptRecord>,
-    kept_frames: u64,
+    kept: Kept,
 }
 
 /// Every pin, by client.
@@ -53,97 +55,179 @@ impl PinTable {
         }
     }
 
-    /// Checks that a client may make one more pin of so many objects.
+    /// Begins a pin that holds nothing yet. Its number is never used again.
     ///
     /// # Errors
     /// [`CoreError::LimitExceeded`].
-    pub(super) fn check_room(&self, client: ClientId, objects: usize) -> Result<(), CoreError> {
-        let (pins, held) = self
-            .clients
-            .get(&client)
-            .map_or((0, 0), |c| (c.pins.len(), c.objects));
-        let limits = [
-            ("pins of one client", pins + 1, self.max_pins),
-            ("objects pinned by one client", held + objects, self.max_objects),
-        ];
-        for (what, asked, limit) in limits {
-            if asked > limit {
-                return Err(CoreError::LimitExceeded {
-                    what,
-                    asked: asked as u64,
-                    limit: limit as u64,
-                });
-            }
+    pub(super) fn open(&mut self, client: ClientId, session: u64) -> Result<u64, CoreError> {
+        let held = self.clients.get(&client).map_or(0, |c| c.pins.len());
+        if held >= self.max_pins {
+            return Err(limit("pins of one client", held, self.max_pins));
         }
-        Ok(())
-    }
-
-    /// Records a pin of records that the caller has counted. Its number is never used again.
-    pub(super) fn add(&mut self, client: ClientId, session: u64, records: Vec<u32>, kept: Kept) -> u64 {
         self.last += 1;
         let pin = self.last;
         let of_client = self.clients.entry(client).or_default();
-        of_client.objects += records.len();
-        of_client.sessions.entry(session).or_default().insert(pin);
-        for &(record, frames) in &kept {
-            let entry = of_client.kept.entry(record).or_insert_with(|| {
-                of_client.kept_frames += u64::from(frames);
-                KeptRecord { pins: 0, frames }
-            });
-            entry.pins += 1;
-        }
+        of_client.sessions.insert((session, pin));
         let entry = Pin {
             session,
-            records,
-            kept,
+            records: Vec::new(),
+            spots: Vec::new(),
+            beside: Vec::new(),
         };
         of_client.pins.insert(pin, entry);
-        pin
+        Ok(pin)
+    }
+
+    /// Adds a record that the caller counts to a pin.
+    ///
+    /// # Errors
+    /// [`CoreError::LimitExceeded`].
+    pub(super) fn name(&mut self, client: ClientId, pin: u64, record: u32) -> Result<(), CoreError> {
+        let Some(held) = self.clients.get_mut(&client) else {
+            return Err(CoreError::UnknownPin { pin });
+        };
+        if held.objects >= self.max_objects {
+            return Err(limit(
+                "objects pinned by one client",
+                held.objects,
+                self.max_objects,
+            ));
+        }
+        let entry = held.pins.get_mut(&pin).ok_or(CoreError::UnknownPin { pin })?;
+        entry.records.push(record);
+        held.objects += 1;
+        Ok(())
+    }
+
+    /// Has a pin hold a spot, instead of the one on the same chain that it held last.
+    pub(super) fn hold(&mut self, client: ClientId, pin: u64, spot: Spot, trunks: &Trunks) {
+        let Some(held) = self.clients.get_mut(&client) else {
+            return;
+        };
+        let Some(entry) = held.pins.get_mut(&pin) else {
+            return;
+        };
+        held.kept.hold(spot, trunks);
+        match entry.spots.last_mut() {
+            Some(last) if last.chain == spot.chain => held.kept.let_go(std::mem::replace(last, spot)),
+            _ => entry.spots.push(spot),
+        }
+    }
+
+    /// Whether a pin holds a spot on the chain or one behind it, as far as that is easily seen.
+    pub(super) fn covers(&self, client: ClientId, pin: u64, spot: Spot) -> bool {
+        let entry = self.clients.get(&client).and_then(|held| held.pins.get(&pin));
+        let recent = entry.map(|entry| entry.spots.iter().rev().take(RECENT));
+        recent
+            .is_some_and(|mut spots| spots.any(|held| held.chain == spot.chain && held.frames >= spot.frames))
+    }
+
+    /// Has a pin hold an object beside the chains.
+    pub(super) fn hold_beside(&mut self, client: ClientId, pin: u64, record: u32, frames: u32) {
+        if let Some(held) = self.clients.get_mut(&client)
+            && let Some(entry) = held.pins.get_mut(&pin)
+        {
+            held.kept.hold_beside(record, frames);
+            entry.beside.push(record);
+        }
+    }
+
+    /// Has a pin let go of what it was given last to hold beside the chains.
+    pub(super) fn let_go_beside(&mut self, client: ClientId, pin: u64) {
+        if let Some(held) = self.clients.get_mut(&client)
+            && let Some(entry) = held.pins.get_mut(&pin)
+            && let Some(record) = entry.beside.pop()
+        {
+            held.kept.let_go_beside(record);
+        }
+    }
+
+    /// Frames that a client would keep with a spot more.
+    pub(super) fn frames_with(&mut self, client: ClientId, spot: Spot, trunks: &Trunks) -> u64 {
+        let Some(held) = self.clients.get_mut(&client) else {
+            return 0;
+        };
+        held.kept.hold(spot, trunks);
+        let frames = held.kept.frames();
+        held.kept.let_go(spot);
+        frames
+    }
+
+    /// No more will be added to a pin.
+    pub(super) fn close(&mut self, client: ClientId, pin: u64) {
+        if let Some(held) = self.clients.get_mut(&client)
+            && let Some(entry) = held.pins.get_mut(&pin)
+        {
+            entry.records.shrink_to_fit();
+            entry.spots.shrink_to_fit();
+            entry.beside.shrink_to_fit();
+        }
     }
 
     /// Frames of all that the pins of a client keep, each once.
     pub(super) fn kept_frames(&self, client: ClientId) -> u64 {
-        self.clients.get(&client).map_or(0, |c| c.kept_frames)
+        self.clients.get(&client).map_or(0, |c| c.kept.frames())
     }
 
     /// Whether a pin of the client keeps a record.
-    pub(super) fn keeps(&self, client: ClientId, record: u32) -> bool {
-        self.clients
-            .get(&client)
-            .is_some_and(|c| c.kept.contains_key(&record))
+    pub(super) fn keeps(&self, client: ClientId, record: u32, trunks: &Trunks) -> bool {
+        let held = self.clients.get(&client);
+        held.is_some_and(|c| c.kept.has(record, trunks))
     }
 
-    /// Takes pins out: all of them or, when one is not this client's or is named twice, none. Their records.
-    ///
-    /// # Errors
-    /// [`CoreError::UnknownPin`].
-    pub(super) fn remove(&mut self, client: ClientId, pins: &[u64]) -> Result<Vec<u32>, CoreError> {
-        let mut seen = BTreeSet::new();
+    /// Whether a client holds a pin.
+    pub(super) fn is_held(&self, client: ClientId, pin: u64) -> bool {
         let held = self.clients.get(&client);
-        for &pin in pins {
-            let known = held.is_some_and(|c| c.pins.contains_key(&pin));
-            if !known || !seen.insert(pin) {
-                return Err(CoreError::UnknownPin { pin });
+        held.is_some_and(|c| c.pins.contains_key(&pin))
+    }
+
+    /// A pin of a session, as long as there is one.
+    pub(super) fn of_session(&self, client: ClientId, session: u64) -> Option<u64> {
+        let held = self.clients.get(&client)?;
+        let mut pins = held.sessions.range((session, 0)..=(session, u64::MAX));
+        pins.next().map(|(_, pin)| *pin)
+    }
+
+    /// A pin of a client, as long as there is one.
+    pub(super) fn any(&self, client: ClientId) -> Option<u64> {
+        let held = self.clients.get(&client)?;
+        held.sessions.first().map(|(_, pin)| *pin)
+    }
+
+    /// Takes a pin back, until nothing is left of it or the turn is over. Each record is handed to `unpin`. Whether it is gone.
+    pub(super) fn take(
+        &mut self,
+        client: ClientId,
+        pin: u64,
+        meter: &mut Meter<'_>,
+        mut unpin: impl FnMut(u32),
+    ) -> bool {
+        let Some(held) = self.clients.get_mut(&client) else {
+            return true;
+        };
+        let Some(entry) = held.pins.get_mut(&pin) else {
+            return true;
+        };
+        while !meter.is_over() {
+            meter.spend(GIVE_BACK);
+            if let Some(record) = entry.records.pop() {
+                held.objects -= 1;
+                unpin(record);
+            } else if let Some(record) = entry.beside.pop() {
+                held.kept.let_go_beside(record);
+            } else if let Some(spot) = entry.spots.pop() {
+                held.kept.let_go(spot);
+            } else {
+                let session = entry.session;
+                held.pins.remove(&pin);
+                held.sessions.remove(&(session, pin));
+                if held.pins.is_empty() {
+                    self.clients.remove(&client);
+                }
+                return true;
             }
         }
-        Ok(seen.into_iter().flat_map(|pin| self.take(client, pin)).collect())
-    }
-
-    /// Takes all pins of a session out. Their records.
-    pub(super) fn end_session(&mut self, client: ClientId, session: u64) -> Vec<u32> {
-        let pins = self
-            .clients
-            .get(&client)
-            .and_then(|c| c.sessions.get(&session))
-            .cloned();
-        let pins = pins.unwrap_or_default();
-        pins.into_iter().flat_map(|pin| self.take(client, pin)).collect()
-    }
-
-    /// Takes all pins of a client out. Their records.
-    pub(super) fn end_client(&mut self, client: ClientId) -> Vec<u32> {
-        let held = self.clients.remove(&client).unwrap_or_default();
-        held.pins.into_values().flat_map(|pin| pin.records).collect()
+        false
     }
 
     /// Pins that a client holds.
@@ -151,115 +235,146 @@ impl PinTable {
         self.clients.get(&client).map_or(0, |c| c.pins.len())
     }
 
+    /// How many records, spots and objects beside the chains the pins of a client hold, and how many chains it keeps.
+    #[cfg(test)]
+    pub(super) fn memory(&self, client: ClientId) -> (usize, usize, usize, usize) {
+        let Some(held) = self.clients.get(&client) else {
+            return (0, 0, 0, 0);
+        };
+        let sum = |count: fn(&Pin) -> usize| held.pins.values().map(count).sum::<usize>();
+        (
+            sum(|pin| pin.records.capacity()),
+            sum(|pin| pin.spots.capacity()),
+            sum(|pin| pin.beside.capacity()),
+            held.kept.chains(),
+        )
+    }
+
     /// Every pinned record as often as it is pinned, for the audit.
     pub(super) fn records(&self) -> impl Iterator<Item = u32> + '_ {
         let pins = self.clients.values().flat_map(|c| c.pins.values());
         pins.flat_map(|pin| pin.records.iter().copied())
     }
+}
 
-    fn take(&mut self, client: ClientId, pin: u64) -> Vec<u32> {
-        let Some(held) = self.clients.get_mut(&client) else {
-            return Vec::new();
-        };
-        let Some(taken) = held.pins.remove(&pin) else {
-            return Vec::new();
-        };
-        held.objects -= taken.records.len();
-        for (record, _) in taken.kept {
-            let Some(entry) = held.kept.get_mut(&record) else {
-                continue;
-            };
-            entry.pins -= 1;
-            if entry.pins == 0 {
-                held.kept_frames -= u64::from(entry.frames);
-                held.kept.remove(&record);
-            }
-        }
-        if let Some(session) = held.sessions.get_mut(&taken.session) {
-            session.remove(&pin);
-            if session.is_empty() {
-                held.sessions.remove(&taken.session);
-            }
-        }
-        if held.pins.is_empty() {
-            self.clients.remove(&client);
-        }
-        taken.records
+fn limit(what: &'static str, held: usize, limit: usize) -> CoreError {
+    CoreError::LimitExceeded {
+        what,
+        asked: held as u64 + 1,
+        limit: limit as u64,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::turn::Turn;
     use super::*;
 
     const A: ClientId = ClientId { slab: 0, nonce: 1 };
     const B: ClientId = ClientId { slab: 0, nonce: 2 };
 
-    #[test]
-    fn releases_are_all_or_nothing_and_only_ones_own() {
-        let mut table = PinTable::new(4, 100);
-        let one = table.add(A, 7, vec![1, 2], vec![]);
-        let two = table.add(A, 8, vec![2], vec![]);
-        let other = table.add(B, 7, vec![3], vec![]);
-        for bad in [&[one, other][..], &[one, one], &[0], &[99]] {
-            assert!(matches!(table.remove(A, bad), Err(CoreError::UnknownPin { .. })));
-            assert_eq!((table.count(A), table.count(B)), (2, 1));
+    fn pin(table: &mut PinTable, client: ClientId, session: u64, records: &[u32]) -> u64 {
+        let pin = table.open(client, session).unwrap();
+        for record in records {
+            table.name(client, pin, *record).unwrap();
         }
-        assert_eq!(table.remove(A, &[one, two]).unwrap(), [1, 2, 2]);
-        assert!(table.remove(A, &[one]).is_err());
+        table.close(client, pin);
+        pin
+    }
+
+    fn take(table: &mut PinTable, client: ClientId, pin: u64) -> Vec<u32> {
+        let mut taken = Vec::new();
+        let mut turn = Turn::endless();
+        assert!(table.take(client, pin, &mut Meter::new(&mut turn), |record| {
+            taken.push(record)
+        }));
+        taken.sort_unstable();
+        taken
+    }
+
+    #[test]
+    fn pins_are_ones_own_and_found_by_their_session() {
+        let mut table = PinTable::new(4, 100);
+        let one = pin(&mut table, A, 7, &[1, 2]);
+        let two = pin(&mut table, A, 8, &[2]);
+        let other = pin(&mut table, B, 7, &[3]);
+        assert!(table.is_held(A, one) && !table.is_held(A, other) && !table.is_held(A, 99));
+        assert!(take(&mut table, A, other).is_empty());
+        assert_eq!(
+            (table.of_session(A, 7), table.of_session(A, 9)),
+            (Some(one), None)
+        );
+        assert_eq!(take(&mut table, A, one), [1, 2]);
+        assert_eq!((table.of_session(A, 7), table.any(A)), (None, Some(two)));
+        assert_eq!(take(&mut table, A, two), [2]);
+        assert_eq!((table.count(A), table.count(B)), (0, 1));
         assert_eq!(table.records().collect::<Vec<_>>(), [3]);
     }
 
     #[test]
-    fn sessions_and_clients_end_with_all_their_pins() {
-        let mut table = PinTable::new(4, 100);
-        table.add(A, 7, vec![1], vec![]);
-        table.add(A, 7, vec![2], vec![]);
-        table.add(A, 8, vec![3], vec![]);
-        table.add(B, 7, vec![4], vec![]);
-        assert_eq!(table.end_session(A, 7), [1, 2]);
-        assert!(table.end_session(A, 7).is_empty());
-        assert_eq!(table.end_client(A), [3]);
-        assert_eq!(table.count(B), 1);
+    fn a_large_pin_is_taken_back_in_several_turns() {
+        let mut table = PinTable::new(4, 1 << 20);
+        let records: Vec<u32> = (0..10_000).collect();
+        let one = pin(&mut table, A, 7, &records);
+        let (mut turns, mut taken) = (0, 0);
+        loop {
+            let mut turn = Turn::new();
+            turns += 1;
+            if table.take(A, one, &mut Meter::new(&mut turn), |_| taken += 1) {
+                break;
+            }
+            assert!(table.is_held(A, one));
+        }
+        assert_eq!((taken, table.count(A)), (10_000, 0));
+        assert!((15..30).contains(&turns), "{turns}");
     }
 
     #[test]
     fn what_pins_keep_counts_once_and_until_the_last_goes() {
+        let mut trunks = Trunks::default();
+        trunks.grow(1, None, 4);
+        trunks.grow(2, Some(1), 4);
+        trunks.grow(3, Some(1), 2);
         let mut table = PinTable::new(4, 100);
-        let one = table.add(A, 7, vec![2], vec![(2, 4), (1, 4)]);
-        let two = table.add(A, 8, vec![3], vec![(3, 2), (1, 4)]);
-        table.add(B, 7, vec![1], vec![(1, 4)]);
-        assert_eq!((table.kept_frames(A), table.kept_frames(B)), (10, 4));
-        table.remove(A, &[one]).unwrap();
-        assert!(table.keeps(A, 1) && !table.keeps(A, 2));
-        assert_eq!(table.kept_frames(A), 6);
-        table.remove(A, &[two]).unwrap();
-        table.end_client(B);
+        let hold = |table: &mut PinTable, client, record| {
+            let pin = pin(table, client, 7, &[record]);
+            table.hold(client, pin, trunks.spot(record).unwrap(), &trunks);
+            pin
+        };
+        let one = hold(&mut table, A, 2);
+        let two = hold(&mut table, A, 3);
+        let other = hold(&mut table, B, 1);
+        table.hold_beside(A, two, 9, 5);
+        assert_eq!((table.kept_frames(A), table.kept_frames(B)), (15, 4));
+        take(&mut table, A, one);
+        assert!(table.keeps(A, 1, &trunks) && !table.keeps(A, 2, &trunks) && table.keeps(A, 9, &trunks));
+        assert_eq!(table.kept_frames(A), 11);
+        take(&mut table, A, two);
+        take(&mut table, B, other);
         assert_eq!((table.kept_frames(A), table.kept_frames(B)), (0, 0));
     }
 
     #[test]
     fn bounded_in_pins_and_objects() {
         let mut table = PinTable::new(2, 3);
-        table.add(A, 0, vec![1, 2], vec![]);
-        table.check_room(A, 1).unwrap();
+        let one = pin(&mut table, A, 0, &[1, 2, 2]);
         assert!(matches!(
-            table.check_room(A, 2),
+            table.name(A, one, 1),
             Err(CoreError::LimitExceeded {
                 asked: 4,
                 limit: 3,
                 ..
             })
         ));
-        table.add(A, 0, vec![], vec![]);
+        pin(&mut table, A, 0, &[]);
         assert!(matches!(
-            table.check_room(A, 0),
+            table.open(A, 0),
             Err(CoreError::LimitExceeded {
                 asked: 3,
                 limit: 2,
                 ..
             })
         ));
-        table.check_room(B, 3).unwrap();
+        pin(&mut table, B, 0, &[3]);
     }
 }

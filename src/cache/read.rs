@@ -1,15 +1,22 @@
 //! Lookups, retrieves and their pins.
 //!
-//! May import everything of this module.
+//! May import everything of this module. A lookup goes on in `looking`, a retrieve in `retrieving`.
+
+use std::collections::HashSet;
 
 use super::api::*;
 use super::core::Core;
-use super::direct::{check_tails, named, part_place, requested_units, touched_by};
+use super::direct::requested_units;
 use super::error::CoreError;
-use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
-use super::pins::Kept;
-use super::probe::{Probed, probe};
+use super::looking::Looking;
+use super::meter::Meter;
+use super::retrieving::Retrieving;
+use super::shape::DomainShape;
+use super::turn::{Progress, Turn, Work, finish};
 use crate::keys::ChunkKey;
+
+/// Parts of a step: to look a pin up.
+const LOOK_UP: u32 = 4;
 
 impl Core {
     /// The longest prefix, at most `max_tokens`, that every object group can serve; names and pins the
@@ -24,59 +31,7 @@ impl Core {
         client: ClientId,
         request: &LookupRequest<'_>,
     ) -> Result<LookupAnswer, CoreError> {
-        self.require_chunk_size()?;
-        self.client(client)?;
-        let (number, domain) = self.registry.find(&request.domain_seed)?;
-        let shape = domain.shape(number, self.kept_frames_max(domain));
-        check_tails(request, &shape)?;
-        let limits = Limits::of(request, &shape);
-        let reader = self.index.reader();
-        let probed = match domain.is_complete() {
-            true => probe(&reader, &shape, request, &limits),
-            false => Probed::new(&shape, request),
-        };
-        let (mut presence, anchors) = (probed.presence.clone(), &probed.anchors);
-        let present_tokens = probed.covers.clone();
-        let find = |load: &Load| match load.source {
-            // Found a moment ago, with its key compared.
-            Source::Chunk(at) if shape.anchor == Some(shape.groups[load.group].group) => {
-                anchors.get(at as usize).map(|found| found.record)
-            }
-            _ => {
-                let found = self.live(number, &probed.id_of(load, &shape, request));
-                found.map(|(record, _)| record)
-            }
-        };
-        let fits = |_: &Plan, records: &[u32]| match request.pin {
-            true => self.keep_all(client, domain, records),
-            false => Some(Kept::new()),
-        };
-        let mut rounds = MAX_ROUNDS;
-        let (plan, records, kept, shortened) =
-            lookup::settle_within(&shape.groups, &mut presence, &limits, &mut rounds, find, fits);
-        let mut answer = LookupAnswer {
-            hit_tokens: plan.hit_tokens,
-            present_tokens,
-            ..LookupAnswer::default()
-        };
-        if request.describe && domain.is_complete() {
-            answer.shape = Some(shape.clone());
-        }
-        if request.pin {
-            answer.loads = named(&plan, &probed, &shape, request);
-            for record in touched_by(&plan, &records, anchors, &shape) {
-                self.records.touch(record);
-            }
-            answer.pin = self.pin(client, request.session, records, kept)?;
-        }
-        self.counters.shortened += u64::from(shortened);
-        let requested = requested_units(request, &shape);
-        let hit = answer.hit_tokens / shape.alignment;
-        self.counters.lookups += 1;
-        self.counters.requested += requested;
-        self.counters.hit += hit;
-        self.counters.miss += requested - hit;
-        Ok(answer)
+        finish(self, Looking::new(client, request))
     }
 
     /// Pins objects for reading and says where one part of each lies. What is not there has incarnation 0.
@@ -92,51 +47,7 @@ impl Core {
         part: u16,
         ids: &[ObjectId],
     ) -> Result<RetrieveAnswer, CoreError> {
-        self.require_chunk_size()?;
-        self.client(client)?;
-        let (number, domain) = self.registry.find(&domain_seed)?;
-        for id in ids {
-            let invalid = |field, value, expected| CoreError::InvalidGroup {
-                group: id.group,
-                field,
-                value,
-                expected,
-            };
-            let group = domain.group(id.group);
-            let group = group.ok_or(invalid("number", id.group.into(), "it must be one of the domain"))?;
-            if part >= group.parts {
-                return Err(invalid(
-                    "part",
-                    part.into(),
-                    "it must be less than the number of parts",
-                ));
-            }
-        }
-        let (mut answer, mut records, mut words) = (RetrieveAnswer::default(), Vec::new(), Vec::new());
-        let reader = self.index.reader();
-        let (mut keeping, mut shortened) = (self.keeping(client, domain), false);
-        for id in ids {
-            let view = reader.lookup(id);
-            let view = view.filter(|view| view.domain == number);
-            let place = view.and_then(|view| {
-                if !keeping.add(view.record) {
-                    shortened = true;
-                    return None;
-                }
-                let place = part_place(&reader, &view, part, &mut words, &mut answer.extents)?;
-                records.push(view.record);
-                Some(place)
-            });
-            answer.places.push(place.unwrap_or_default());
-        }
-        let kept = keeping.finish();
-        self.counters.shortened += u64::from(shortened);
-        // The deepest first, so that what it hangs under is the more recent.
-        for record in records.iter().rev() {
-            self.records.touch(*record);
-        }
-        answer.pin = self.pin(client, session, records, kept)?;
-        Ok(answer)
+        finish(self, Retrieving::new(client, domain_seed, session, part, ids))
     }
 
     /// Drops pins: all or, when one is not this client's or is named twice, none.
@@ -144,11 +55,7 @@ impl Core {
     /// # Errors
     /// [`CoreError::UnknownPin`], [`CoreError::UnknownClient`].
     pub fn release(&mut self, client: ClientId, pins: &[u64]) -> Result<(), CoreError> {
-        self.client(client)?;
-        for record in self.pins.remove(client, pins)? {
-            self.records.unpin(record);
-        }
-        Ok(())
+        finish(self, Releasing::new(client, pins))
     }
 
     /// Drops all pins of the client with this label. Fine when there is none.
@@ -156,28 +63,119 @@ impl Core {
     /// # Errors
     /// [`CoreError::UnknownClient`].
     pub fn end_session(&mut self, client: ClientId, session: u64) -> Result<(), CoreError> {
-        self.client(client)?;
-        for record in self.pins.end_session(client, session) {
-            self.records.unpin(record);
-        }
-        Ok(())
+        finish(self, EndingSession::new(client, session))
     }
 
-    /// Pins records; 0 when there are none.
-    fn pin(
+    /// Drops pins of a client, until there are none or the turn is over. Whether there are none.
+    pub(super) fn end_pins(&mut self, client: ClientId, turn: &mut Turn) -> bool {
+        let mut meter = Meter::new(turn);
+        while let Some(pin) = self.pins.any(client) {
+            if !self.take_pin(client, pin, &mut meter) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Drops a pin, or what the turn is long enough for. Whether it is gone.
+    pub(super) fn take_pin(&mut self, client: ClientId, pin: u64, meter: &mut Meter<'_>) -> bool {
+        let records = &mut self.records;
+        self.pins.take(client, pin, meter, |record| records.unpin(record))
+    }
+
+    /// Counts a lookup that was answered with a prefix of so many tokens.
+    pub(super) fn count_lookup(
         &mut self,
-        client: ClientId,
-        session: u64,
-        records: Vec<u32>,
-        kept: Kept,
-    ) -> Result<u64, CoreError> {
-        if records.is_empty() {
-            return Ok(0);
+        request: &LookupRequest<'_>,
+        shape: &DomainShape,
+        hit_tokens: u64,
+        shortened: bool,
+    ) {
+        let requested = requested_units(request, shape);
+        let hit = hit_tokens / shape.alignment;
+        self.counters.shortened += u64::from(shortened);
+        self.counters.lookups += 1;
+        self.counters.requested += requested;
+        self.counters.hit += hit;
+        self.counters.miss += requested - hit;
+    }
+}
+
+/// Drops pins: see [`Core::release`].
+#[derive(Debug)]
+pub struct Releasing<'a> {
+    client: ClientId,
+    pins: &'a [u64],
+    /// Those that were looked at.
+    seen: HashSet<u64>,
+    checked: usize,
+    released: usize,
+}
+
+impl<'a> Releasing<'a> {
+    /// Of these pins of a client.
+    pub fn new(client: ClientId, pins: &'a [u64]) -> Self {
+        Self {
+            client,
+            pins,
+            seen: HashSet::new(),
+            checked: 0,
+            released: 0,
         }
-        self.pins.check_room(client, records.len())?;
-        for record in &records {
-            self.records.pin(*record);
+    }
+}
+
+impl Work for Releasing<'_> {
+    type Answer = ();
+
+    fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<()>, CoreError> {
+        core.client(self.client)?;
+        let mut meter = Meter::new(turn);
+        for &pin in &self.pins[self.checked..] {
+            if meter.is_over() {
+                return Ok(Progress::More);
+            }
+            meter.spend(LOOK_UP);
+            if !core.pins.is_held(self.client, pin) || !self.seen.insert(pin) {
+                return Err(CoreError::UnknownPin { pin });
+            }
+            self.checked += 1;
         }
-        Ok(self.pins.add(client, session, records, kept))
+        while let Some(&pin) = self.pins.get(self.released) {
+            if !core.take_pin(self.client, pin, &mut meter) {
+                return Ok(Progress::More);
+            }
+            self.released += 1;
+        }
+        Ok(Progress::Done(()))
+    }
+}
+
+/// Drops the pins of a session: see [`Core::end_session`].
+#[derive(Debug)]
+pub struct EndingSession {
+    client: ClientId,
+    session: u64,
+}
+
+impl EndingSession {
+    /// Of all pins of a client that have this label.
+    pub fn new(client: ClientId, session: u64) -> Self {
+        Self { client, session }
+    }
+}
+
+impl Work for EndingSession {
+    type Answer = ();
+
+    fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<()>, CoreError> {
+        core.client(self.client)?;
+        let mut meter = Meter::new(turn);
+        while let Some(pin) = core.pins.of_session(self.client, self.session) {
+            if !core.take_pin(self.client, pin, &mut meter) {
+                return Ok(Progress::More);
+            }
+        }
+        Ok(Progress::Done(()))
     }
 }

@@ -1,6 +1,6 @@
 //! What the server knows of each record beyond the shared words: its tree, its pins, whether it may go.
 //!
-//! May import `pool` and this module's `chunked`, `policy` and `record`.
+//! May import `pool` and this module's `chunked`, `policy`, `record` and `trunks`.
 //!
 //! Records form trees: a full-attention object hangs under the one of the chunk before, a window or a
 //! state under the full-attention object of its chunk. Only leaves go.
@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::chunked::Chunked;
 use super::policy::{EvictionPolicy, Lru, Place};
 use super::record::Beside;
+use super::trunks::Trunks;
 use crate::pool::RecordState;
 use crate::pool::body::NumberPool;
 
@@ -73,6 +74,11 @@ pub(super) struct Records {
     limbo: u64,
     live: u64,
     pinned_frames: u64,
+    /// Where full chunks stand in their trees.
+    pub(super) trunks: Trunks,
+    /// Records that have left the index, and of them those that a pin of the request form named.
+    gone: u64,
+    torn: u64,
 }
 
 const UNUSED: Record = Record {
@@ -109,6 +115,9 @@ impl Records {
             limbo: 0,
             live: 0,
             pinned_frames: 0,
+            trunks: Trunks::default(),
+            gone: 0,
+            torn: 0,
         }
     }
 
@@ -134,6 +143,16 @@ impl Records {
     /// Objects that are out of the index and keep their frames.
     pub(super) fn limbo(&self) -> u64 {
         self.limbo
+    }
+
+    /// Records that have left the index so far. As long as it stays the same, all that was found is there.
+    pub(super) fn gone(&self) -> u64 {
+        self.gone
+    }
+
+    /// Records that went while a pin of the request form named them. As long as it stays the same, all that is pinned is there.
+    pub(super) fn torn(&self) -> u64 {
+        self.torn
     }
 
     /// Frames of objects with pins of the request form.
@@ -163,6 +182,10 @@ impl Records {
         entry.state = RecordState::Live;
         entry.frames = frames;
         let (bit, parent) = (entry.bit, entry.parent.filter(|_| entry.beside));
+        if !entry.beside && tail == 0 {
+            let above = entry.parent;
+            self.trunks.grow(record, above, frames);
+        }
         if let Some(parent) = parent {
             let entry = self.get_mut(parent);
             entry.groups.below |= bit;
@@ -183,6 +206,8 @@ impl Records {
     pub(super) fn enter_limbo(&mut self, record: u32) {
         let entry = *self.get(record);
         debug_assert!(entry.state == RecordState::Live);
+        self.gone += 1;
+        self.torn += u64::from(entry.pins > 0);
         self.live -= 1;
         self.limbo += 1;
         self.leave_chunk_before(record);
@@ -229,6 +254,7 @@ impl Records {
             self.let_go.remove(&record);
         }
         self.leave_park(record);
+        self.trunks.cut(record);
         *self.get_mut(record) = UNUSED;
         self.numbers.put(record);
     }

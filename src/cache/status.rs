@@ -137,7 +137,7 @@ impl Reporting {
         let mut up = None;
         if self.kept.insert(record) {
             let entry = core.records.get(record);
-            if !core.pins.keeps(client, record) {
+            if !core.is_kept(client, record) {
                 self.kept_frames += u64::from(entry.frames);
             }
             self.followed += 1;

@@ -16,7 +16,8 @@ pub const TURN_STEPS: u32 = 128;
 #[derive(Debug)]
 pub struct Turn {
     left: u32,
-    spent: u64,
+    #[cfg(test)]
+    spent: u32,
 }
 
 impl Turn {
@@ -24,6 +25,7 @@ impl Turn {
     pub fn new() -> Self {
         Self {
             left: TURN_STEPS,
+            #[cfg(test)]
             spent: 0,
         }
     }
@@ -41,20 +43,25 @@ impl Turn {
     pub fn endless() -> Self {
         Self {
             left: u32::MAX,
+            #[cfg(test)]
             spent: 0,
         }
     }
 
     /// Counts steps that were made.
     pub fn spend(&mut self, steps: u32) {
-        self.spent += u64::from(steps);
+        #[cfg(test)]
+        {
+            self.spent = self.spent.saturating_add(steps);
+        }
         if self.left != u32::MAX {
             self.left = self.left.saturating_sub(steps);
         }
     }
 
-    /// Steps made so far, those over the end too.
-    pub fn spent(&self) -> u64 {
+    /// Steps that were made of a whole turn, or more where the last ones went beyond it.
+    #[cfg(test)]
+    pub(super) fn spent(&self) -> u32 {
         self.spent
     }
 

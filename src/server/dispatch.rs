@@ -11,8 +11,8 @@ use super::state::Server;
 use super::status::{self, SessionInfo};
 use crate::cache::turn::{Progress, Turn, Work};
 use crate::cache::{
-    Abort, Clear, ClientId, ClientInfo, CommitRequest, Committing, Core, Discard, Grant, LookupRequest,
-    Register, TailList, Unregister,
+    Abort, Clear, ClientId, ClientInfo, CommitRequest, Committing, Core, Discard, EndingSession, Grant,
+    Looking, LookupRequest, Register, Releasing, Retrieving, TailList, Unregister,
 };
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
@@ -222,12 +222,14 @@ async fn handle(
         Request::UnregisterKvCache => ack(unregister(server, session, turn).await),
         Request::Lookup(request) => lookup(server, session, request, turn).await,
         Request::Retrieve(request) => retrieve(server, session, request, turn).await,
-        Request::Release { pins } => ack(with_client(server, session, |core, client| {
-            core.release(client, &pins)
-        })),
-        Request::EndSession { session: label } => ack(with_client(server, session, |core, client| {
-            core.end_session(client, label)
-        })),
+        Request::Release { pins } => {
+            let client = client_of(server, session)?;
+            ack(work(server, Releasing::new(client, &pins), turn).await)
+        }
+        Request::EndSession { session: label } => {
+            let client = client_of(server, session)?;
+            ack(work(server, EndingSession::new(client, label), turn).await)
+        }
         Request::Grant { bytes } => {
             require_bound(server, session)?;
             let client = client_of(server, session)?;
@@ -416,7 +418,7 @@ async fn lookup(
     server: &Server,
     session: &mut Session,
     request: Lookup,
-    _turn: &mut Turn,
+    turn: &mut Turn,
 ) -> Result<Reply, WireError> {
     require_bound(server, session)?;
     let tails = TailList::new(convert::tails(&request.tails));
@@ -430,7 +432,8 @@ async fn lookup(
         pin: request.pin,
         describe: request.describe,
     };
-    let found = with_client(server, session, |core, client| core.lookup(client, &request))?;
+    let client = client_of(server, session)?;
+    let found = work(server, Looking::new(client, &request), turn).await?;
     Ok(Reply::Lookup(convert::lookup_reply(found)))
 }
 
@@ -438,14 +441,13 @@ async fn retrieve(
     server: &Server,
     session: &mut Session,
     request: Retrieve,
-    _turn: &mut Turn,
+    turn: &mut Turn,
 ) -> Result<Reply, WireError> {
     require_bound(server, session)?;
     let ids = convert::object_ids(&request.ids);
     let (seed, label, part) = (request.domain_seed, request.session, request.part);
-    let places = with_client(server, session, |core, client| {
-        core.retrieve(client, seed, label, part, &ids)
-    })?;
+    let client = client_of(server, session)?;
+    let places = work(server, Retrieving::new(client, seed, label, part, &ids), turn).await?;
     Ok(Reply::Retrieve(convert::retrieve_reply(places)))
 }
 

@@ -7,6 +7,7 @@ mod partials;
 mod pins;
 mod random;
 mod shapes;
+mod slices;
 mod store;
 mod tails;
 mod turns;

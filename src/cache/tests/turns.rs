@@ -87,8 +87,8 @@ fn drive<W: Work>(core: &mut Core, mut work: W) -> (W::Answer, Spent) {
         let mut turn = Turn::new();
         let progress = work.step(core, &mut turn).unwrap();
         spent.turns += 1;
-        spent.steps += turn.spent();
-        spent.longest = spent.longest.max(turn.spent());
+        spent.steps += u64::from(turn.spent());
+        spent.longest = spent.longest.max(turn.spent().into());
         assert!(spent.turns < 10_000_000, "it goes on for ever");
         match progress {
             Progress::Done(answer) => return (answer, spent),
