@@ -157,8 +157,14 @@ impl fmt::Debug for ChainTails<'_> {
 }
 
 impl Tails for ChainTails<'_> {
-    fn chunks(&self, last: u32) -> Vec<u32> {
-        (0..self.end_chunk().min(last.saturating_add(1))).collect()
+    fn last_chunk(&self, limit: u32) -> Option<u32> {
+        let chunks = self.end_chunk().min(limit.saturating_add(1));
+        (0..chunks).rev().find(|chunk| self.count(*chunk) > 0)
+    }
+
+    fn all(&self) -> Cow<'_, [Tail]> {
+        let all = (0..self.end_chunk()).flat_map(|chunk| self.of(chunk).into_owned());
+        Cow::Owned(all.collect())
     }
 
     fn of(&self, chunk: u32) -> Cow<'_, [Tail]> {
@@ -175,7 +181,7 @@ impl Tails for ChainTails<'_> {
     }
 
     fn end(&self, chunk_size: u32) -> u64 {
-        let last = (0..self.end_chunk()).rev().find(|chunk| self.count(*chunk) > 0);
+        let last = self.last_chunk(u32::MAX);
         last.map_or(0, |chunk| {
             u64::from(chunk) * u64::from(chunk_size) + self.count(chunk) as u64 * u64::from(self.step)
         })

@@ -215,7 +215,7 @@ impl<'a> Committing<'a> {
                             (outcome, ending.map_or(Rest::Nothing, Rest::End))
                         }
                         Publication::Crowded => {
-                            let scan = Some(core.sweep.soonest());
+                            let scan = Some(core.sweep.next());
                             (CommitOutcome::Dropped, Rest::Publish { key, scan })
                         }
                     };

@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use super::api::{LoadItem, LookupAnswer, LookupRequest, ObjectId, PartPlace, RetrieveAnswer};
+use super::api::{LoadItem, LookupAnswer, LookupRequest, ObjectId, PartPlace, RetrieveAnswer, Tail};
 use super::error::CoreError;
 use super::index::IndexReader;
 use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
@@ -270,18 +270,19 @@ pub(super) fn requested_units(request: &LookupRequest<'_>, shape: &DomainShape) 
 }
 
 /// A tail is a proper part of a chunk whose chunks before it are named, in whole alignments.
-pub(super) fn check_tails(request: &LookupRequest<'_>, shape: &DomainShape) -> Result<(), CoreError> {
-    let chunks = request.tails.chunks(u32::MAX).into_iter();
-    for tail in chunks.flat_map(|chunk| request.tails.of(chunk).into_owned()) {
-        if !is_tail(&tail, shape) || tail.chunk as usize > request.keys.len() {
-            return Err(CoreError::InvalidKey {
-                chunk: tail.chunk.into(),
-                tokens: tail.tokens.into(),
-                alignment: shape.alignment,
-                chunk_size: shape.chunk.into(),
-                keys: request.keys.len() as u64,
-            });
-        }
+pub(super) fn check_tail(
+    tail: &Tail,
+    request: &LookupRequest<'_>,
+    shape: &DomainShape,
+) -> Result<(), CoreError> {
+    if is_tail(tail, shape) && tail.chunk as usize <= request.keys.len() {
+        return Ok(());
     }
-    Ok(())
+    Err(CoreError::InvalidKey {
+        chunk: tail.chunk.into(),
+        tokens: tail.tokens.into(),
+        alignment: shape.alignment,
+        chunk_size: shape.chunk.into(),
+        keys: request.keys.len() as u64,
+    })
 }

@@ -191,7 +191,7 @@ impl Space {
                     if *left == 0 || *quiet >= SLABS {
                         core.touched_next = *slab;
                         self.stage = Stage::Scan {
-                            scan: core.sweep.soonest(),
+                            scan: core.sweep.next(),
                         };
                     }
                 }

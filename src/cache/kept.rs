@@ -46,6 +46,12 @@ impl Kept {
         self.frames
     }
 
+    /// Chains of which something is kept.
+    #[cfg(test)]
+    pub(super) fn chains(&self) -> usize {
+        self.chains.len()
+    }
+
     /// Holds a spot once more, and with it all before and above it.
     pub(super) fn hold(&mut self, spot: Spot, trunks: &Trunks) {
         let mut at = spot;

@@ -9,7 +9,7 @@
 
 use super::api::{ClientId, LoadItem, LookupAnswer, LookupRequest};
 use super::core::Core;
-use super::direct::check_tails;
+use super::direct::check_tail;
 use super::error::CoreError;
 use super::keeping::Keeping;
 use super::lookup::{Limits, Load, MAX_ROUNDS, Source};
@@ -20,8 +20,9 @@ use super::sweep::{Naming, Sweep, View};
 use super::turn::{Progress, Turn, Work};
 use crate::geometry::ObjectKind;
 
-/// Parts of a step: to name an object, to find one whose record is not at hand, to note what keeps it, to note something
+/// Parts of a step: to look at the numbers of some tails, to name an object, to find one whose record is not at hand, to note what keeps it, to note something
 /// that stands beside the chains, to pin it, and to make it the most recent.
+const CHECK: u32 = 1;
 const NAME: u32 = 1;
 const FIND: u32 = 10;
 const KEEP: u32 = 2;
@@ -29,10 +30,14 @@ const KEEP_BESIDE: u32 = 8;
 const PIN: u32 = 3;
 const TOUCH: u32 = 2;
 
+/// So many tails.
+const CHECKED: usize = 16;
+
 /// What comes next.
 #[derive(Debug)]
 enum Stage {
     Start,
+    Check(usize),
     /// What is there.
     Probe,
     /// The longest boundary.
@@ -149,7 +154,8 @@ impl Work for Looking<'_> {
         let mut meter = Meter::new(turn);
         while !meter.is_over() {
             match std::mem::replace(&mut self.stage, Stage::Done) {
-                Stage::Start => self.start(core, &mut meter)?,
+                Stage::Start => self.start(core)?,
+                Stage::Check(at) => self.check(at, &mut meter)?,
                 Stage::Probe => self.probe(core, &mut meter),
                 Stage::Sweep => self.find_boundary(core, &mut meter),
                 Stage::Take => {
@@ -160,6 +166,11 @@ impl Work for Looking<'_> {
                 Stage::Taken => self.taken(core),
                 Stage::Undo(next) => self.undo(core, next, &mut meter)?,
                 Stage::Touch(at) => self.touch(core, at, &mut meter),
+                // With nothing between this and the answer.
+                Stage::Done if self.answer.pin != 0 && core.records.torn() != self.torn => {
+                    self.lost = true;
+                    self.stage = Stage::Undo(Next::Plan);
+                }
                 Stage::Done => return Ok(Progress::Done(self.finish(core))),
             }
         }
@@ -168,18 +179,33 @@ impl Work for Looking<'_> {
 }
 
 impl Looking<'_> {
-    fn start(&mut self, core: &Core, meter: &mut Meter<'_>) -> Result<(), CoreError> {
+    fn start(&mut self, core: &Core) -> Result<(), CoreError> {
         core.require_chunk_size()?;
         let (number, domain) = core.registry.find(&self.request.domain_seed)?;
         self.domain = number;
         self.shape = domain.shape(number, core.kept_frames_max(domain));
         self.is_complete = domain.is_complete();
         self.limits = Limits::of(self.request, &self.shape);
-        check_tails(self.request, &self.shape)?;
-        meter.spend(NAME);
         self.keeping = Keeping::new(self.client, self.request.session, self.shape.kept_frames_max);
         self.probed = Probed::new(&self.shape, self.request);
         (self.gone, self.torn) = (core.records.gone(), core.records.torn());
+        self.stage = Stage::Check(0);
+        Ok(())
+    }
+
+    /// Whether the numbers of the tails can be, from this one on.
+    fn check(&mut self, from: usize, meter: &mut Meter<'_>) -> Result<(), CoreError> {
+        let tails = self.request.tails.all();
+        for (at, some) in tails.chunks(CHECKED).enumerate().skip(from) {
+            if meter.is_over() {
+                self.stage = Stage::Check(at);
+                return Ok(());
+            }
+            meter.spend(CHECK);
+            for tail in some {
+                check_tail(tail, self.request, &self.shape)?;
+            }
+        }
         self.stage = match self.is_complete {
             true => Stage::Probe,
             false => Stage::Taken,
@@ -236,7 +262,7 @@ impl Looking<'_> {
                 sweep.leave(chunk);
             }
         }
-        self.answer.hit_tokens = sweep.found();
+        (self.answer.hit_tokens, self.answer.pin) = (sweep.found(), 0);
         self.naming = Naming::new(sweep.found());
         self.records.clear();
         self.answer.loads.clear();
@@ -371,7 +397,7 @@ impl Looking<'_> {
         self.max_tokens = self.limits.max_tokens.min(next * size);
     }
 
-    /// What was taken is all there and fits. Is it still, and is it the longest?
+    /// What was taken is all there and fits. Is it the longest?
     fn taken(&mut self, core: &mut Core) {
         self.keeping.note(core);
         if let Some(halving) = self.halving
@@ -382,11 +408,6 @@ impl Looking<'_> {
             return;
         }
         let pin = self.keeping.pin();
-        if pin != 0 && core.records.torn() != self.torn {
-            self.lost = true;
-            self.stage = Stage::Undo(Next::Plan);
-            return;
-        }
         if pin != 0 {
             core.pins.close(self.client, pin);
         }

@@ -62,6 +62,7 @@ pub use error::CoreError;
 pub use evict::Clear;
 pub use grants::{Abort, Grant};
 pub use looking::Looking;
+pub use pin_scan::Tidy;
 pub use policy::{EvictionPolicy, Lru, Place};
 pub use read::{EndingSession, Releasing};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};

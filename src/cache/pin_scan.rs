@@ -15,7 +15,7 @@ use super::chunked::Chunked;
 use super::core::Core;
 use super::error::CoreError;
 use super::slabs::PIN_WORDS;
-use super::turn::Turn;
+use super::turn::{Progress, Turn, Work};
 use crate::sync::shared::{Ordering, fence};
 
 /// Pin words that are copied at once: sixteen cache lines in a row.
@@ -77,17 +77,9 @@ impl Sweep {
         }
     }
 
-    /// A scan that begins from now on.
+    /// The next scan to begin. One that is under way is of no use: it may have read words that have changed since.
     pub(super) fn next(&self) -> u64 {
         self.begun + 1
-    }
-
-    /// The scan that ends first: good enough for who only wants to pass by what is pinned.
-    pub(super) fn soonest(&self) -> u64 {
-        match self.stage {
-            Stage::Idle => self.begun + 1,
-            _ => self.begun,
-        }
     }
 
     /// Whether that scan, or a later one, has found a record pinned.
@@ -246,6 +238,27 @@ impl Core {
         }
         self.sweep.follows = self.records.get(record).parent;
         self.free_object(turn, record)
+    }
+}
+
+/// Has what was taken out of the index, and that nobody decided about yet, decided about.
+#[derive(Debug, Default)]
+pub struct Tidy {
+    scan: Option<u64>,
+}
+
+impl Work for Tidy {
+    type Answer = ();
+
+    fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<()>, CoreError> {
+        if core.sweep.undecided() == 0 {
+            return Ok(Progress::Done(()));
+        }
+        let scan = *self.scan.get_or_insert(core.sweep.next());
+        match core.sweep(turn, scan)? {
+            true => Ok(Progress::Done(())),
+            false => Ok(Progress::More),
+        }
     }
 }
 

@@ -235,6 +235,21 @@ impl PinTable {
         self.clients.get(&client).map_or(0, |c| c.pins.len())
     }
 
+    /// How many records, spots and objects beside the chains the pins of a client hold, and how many chains it keeps.
+    #[cfg(test)]
+    pub(super) fn memory(&self, client: ClientId) -> (usize, usize, usize, usize) {
+        let Some(held) = self.clients.get(&client) else {
+            return (0, 0, 0, 0);
+        };
+        let sum = |count: fn(&Pin) -> usize| held.pins.values().map(count).sum::<usize>();
+        (
+            sum(|pin| pin.records.capacity()),
+            sum(|pin| pin.spots.capacity()),
+            sum(|pin| pin.beside.capacity()),
+            held.kept.chains(),
+        )
+    }
+
     /// Every pinned record as often as it is pinned, for the audit.
     pub(super) fn records(&self) -> impl Iterator<Item = u32> + '_ {
         let pins = self.clients.values().flat_map(|c| c.pins.values());

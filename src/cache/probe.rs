@@ -71,8 +71,6 @@ pub(super) struct Probed {
     gaps: Vec<u32>,
     /// Of the gaps those whose tails are looked for yet, the last first.
     gaps_left: Vec<u32>,
-    /// Chunks that have tails.
-    named: Vec<u32>,
     /// Tails of one chunk that are being looked for, the longest first.
     wanted: Vec<Tail>,
     /// Where those of that chunk begin among `tails`.
@@ -249,15 +247,14 @@ impl<A: Access> Prober<'_, A> {
     fn chunks_end(&self, probed: &mut Probed) {
         let chunks = probed.presence.chunks.len() as u32;
         self.note_gaps(probed, 0, chunks);
-        // Behind the last chunk that is named or that the anchor has there is none that matters.
-        probed.named = self.request.tails.chunks(chunks);
         // What counts as present ends in the chunk where a group's own begin to lack.
         probed.gaps_left = probed.gaps.clone();
         probed.gaps_left.sort_unstable();
         probed.gaps_left.dedup();
+        let last = self.request.tails.last_chunk(chunks);
         probed
             .gaps_left
-            .retain(|gap| probed.named.binary_search(gap).is_ok());
+            .retain(|gap| last.is_some_and(|last| *gap <= last));
         probed.stage = Stage::Gaps;
     }
 
@@ -276,8 +273,10 @@ impl<A: Access> Prober<'_, A> {
             .map(|(group, gap)| view.cover(group, (*gap).into()))
             .collect();
         let mut sweep = Sweep::new(&view, &covers);
-        if let Some(last) = probed.named.last() {
-            sweep.reach((*last).into(), self.limits);
+        // Behind the last chunk that is named or that the anchor has there is none that matters.
+        let chunks = probed.presence.chunks.len() as u32;
+        if let Some(last) = self.request.tails.last_chunk(chunks) {
+            sweep.reach(last.into(), self.limits);
         }
         (probed.covers, probed.sweep) = (covers, sweep);
         probed.stage = Stage::Boundaries;
@@ -317,7 +316,7 @@ impl<A: Access> Prober<'_, A> {
 
     /// Wants the tails of a chunk in which a hit may end, if they have not been looked for.
     fn want_ends(&self, probed: &mut Probed, chunk: u32) {
-        let known = probed.gaps.contains(&chunk) || probed.named.binary_search(&chunk).is_err();
+        let known = probed.gaps.contains(&chunk);
         let bits = if known { 0 } else { self.ends_in(chunk, probed) };
         if bits != 0 {
             self.want_tails(probed, chunk, bits);

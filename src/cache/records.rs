@@ -206,10 +206,10 @@ impl Records {
     pub(super) fn enter_limbo(&mut self, record: u32) {
         let entry = *self.get(record);
         debug_assert!(entry.state == RecordState::Live);
-        self.live -= 1;
-        self.limbo += 1;
         self.gone += 1;
         self.torn += u64::from(entry.pins > 0);
+        self.live -= 1;
+        self.limbo += 1;
         self.leave_chunk_before(record);
         self.leave(&entry);
         self.leave_park(record);

@@ -96,6 +96,10 @@ impl Work for Retrieving<'_> {
                 Stage::FindAgain(at) => self.find_again(core, at, &mut meter),
                 Stage::Undo(error) => self.undo(core, error, &mut meter)?,
                 Stage::Touch(at) => self.touch(core, at, &mut meter),
+                // With nothing between this and the answer.
+                Stage::Done if core.records.torn() != self.torn && self.answer.pin != 0 => {
+                    self.stage = Stage::FindAgain(0);
+                }
                 Stage::Done => {
                     core.counters.shortened += u64::from(self.shortened);
                     return Ok(Progress::Done(std::mem::take(&mut self.answer)));
@@ -167,10 +171,7 @@ impl Retrieving<'_> {
             self.answer.places.push(place.unwrap_or_default());
         }
         self.keeping.note(core);
-        self.stage = match core.records.torn() == self.torn {
-            true => Stage::Touch(0),
-            false => Stage::FindAgain(0),
-        };
+        self.stage = Stage::Touch(0);
         Ok(())
     }
 
@@ -195,10 +196,9 @@ impl Retrieving<'_> {
             }
         }
         self.rounds -= 1;
-        self.stage = match (core.records.torn() == self.torn, self.rounds) {
-            (true, _) => Stage::Touch(0),
-            (false, 0) => Stage::Undo(None),
-            (false, _) => Stage::FindAgain(0),
+        self.stage = match self.rounds {
+            0 => Stage::Undo(None),
+            _ => Stage::Done,
         };
     }
 

@@ -154,6 +154,13 @@ impl Slabs {
         count as usize
     }
 
+    /// Entries of a client's touched log that were not read.
+    #[cfg(test)]
+    pub(super) fn unread(&self, slab: usize) -> u64 {
+        let written = self.word(slab, SLAB_CURSOR);
+        written.wrapping_sub(self.open[slab].unwrap_or(written))
+    }
+
     /// What a client says of itself.
     pub fn counters(&self, slab: u16) -> ClientCounters {
         let mut words = [0; STAT_WORDS];

@@ -10,8 +10,10 @@ use super::api::Tail;
 /// Where a lookup gets its tails from. It asks for those of a chunk only where they can matter, so that a client may compute
 /// keys when they are asked for.
 pub trait Tails: Debug + Sync {
-    /// The chunks up to this one that have any, in order. Never more of them than there are tails, wherever those lie.
-    fn chunks(&self, last: u32) -> Vec<u32>;
+    /// The last chunk up to this one that has any.
+    fn last_chunk(&self, limit: u32) -> Option<u32>;
+    /// All of them, by chunk, then by length.
+    fn all(&self) -> Cow<'_, [Tail]>;
     /// Those of a chunk, the shortest first.
     fn of(&self, chunk: u32) -> Cow<'_, [Tail]>;
     /// Tokens of the prompt up to the end of the last tail, in chunks of `chunk_size`; 0 without tails.
@@ -39,11 +41,13 @@ impl TailList {
 }
 
 impl Tails for TailList {
-    fn chunks(&self, last: u32) -> Vec<u32> {
-        let mut chunks: Vec<u32> = self.0.iter().map(|tail| tail.chunk).collect();
-        chunks.truncate(chunks.partition_point(|chunk| *chunk <= last));
-        chunks.dedup();
-        chunks
+    fn last_chunk(&self, limit: u32) -> Option<u32> {
+        let count = self.0.partition_point(|tail| tail.chunk <= limit);
+        count.checked_sub(1).map(|last| self.0[last].chunk)
+    }
+
+    fn all(&self) -> Cow<'_, [Tail]> {
+        Cow::Borrowed(&self.0)
     }
 
     fn of(&self, chunk: u32) -> Cow<'_, [Tail]> {
@@ -54,7 +58,7 @@ impl Tails for TailList {
 
     fn end(&self, chunk_size: u32) -> u64 {
         let end = |tail: &Tail| u64::from(tail.chunk) * u64::from(chunk_size) + u64::from(tail.tokens);
-        self.0.iter().map(end).max().unwrap_or(0)
+        self.0.last().map_or(0, end)
     }
 }
 
@@ -64,19 +68,6 @@ mod tests {
     use crate::keys::ChunkKey;
 
     #[test]
-    fn chunks_are_counted_by_tails_however_far_apart() {
-        let tail = |chunk| Tail {
-            key: ChunkKey::from_bytes([1; 32]),
-            chunk,
-            tokens: 16,
-        };
-        let list = TailList::new(vec![tail(u32::MAX), tail(0), tail(u32::MAX - 1)]);
-        assert_eq!(list.chunks(u32::MAX), [0, u32::MAX - 1, u32::MAX]);
-        assert_eq!(list.chunks(1 << 20), [0]);
-        assert_eq!(list.of(u32::MAX).len(), 1);
-    }
-
-    #[test]
     fn tails_are_found_by_chunk_whatever_their_order() {
         let tail = |chunk, tokens| Tail {
             key: ChunkKey::from_bytes([tokens as u8; 32]),
@@ -84,14 +75,18 @@ mod tests {
             tokens,
         };
         let list = TailList::new(vec![tail(4, 32), tail(2, 16), tail(4, 16), tail(2, 48)]);
-        assert_eq!((list.chunks(9), list.chunks(3)), (vec![2, 4], vec![2]));
+        assert_eq!(
+            [9, 3, 2, 1].map(|limit| list.last_chunk(limit)),
+            [Some(4), Some(2), Some(2), None]
+        );
+        assert!(list.all().is_sorted_by_key(|tail| (tail.chunk, tail.tokens)));
         assert_eq!(*list.of(2), [tail(2, 16), tail(2, 48)]);
         assert!(list.of(3).is_empty() && list.of(5).is_empty());
         assert_eq!(*list.of(4), [tail(4, 16), tail(4, 32)]);
         assert_eq!(list.end(64), 4 * 64 + 32);
         assert_eq!(
-            (TailList::default().chunks(9), TailList::default().end(64)),
-            (vec![], 0)
+            (TailList::default().last_chunk(9), TailList::default().end(64)),
+            (None, 0)
         );
     }
 }

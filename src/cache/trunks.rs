@@ -1,11 +1,13 @@
 //! How objects hang in long chains, so that what a pin keeps is told without walking to the start of the prompt.
 //!
-//! Imports nothing of this crate.
+//! May import this module's `chunked`.
 //!
 //! Full chunks of full attention form trees; a prompt is a path from a root. The records of a path are cut into chains: an
 //! object continues the chain of the one that it hangs under, or begins one if another does that already. On its chain an
 //! object stands at a spot, the frames from the root of the tree up to its own: all that it hangs under on the same chain
 //! stand before it. Tails, windows and states stand beside these, and nothing but each other hangs under them.
+
+use super::chunked::Chunked;
 
 /// A place in the trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,10 +38,18 @@ const UNUSED: Entry = Entry {
 };
 
 /// The spots of all records that have one, by record.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Trunks {
     /// Grows as records come into use.
-    all: Vec<Entry>,
+    all: Chunked<Entry>,
+}
+
+impl Default for Trunks {
+    fn default() -> Self {
+        Self {
+            all: Chunked::new(UNUSED),
+        }
+    }
 }
 
 impl Trunks {
@@ -53,35 +63,30 @@ impl Trunks {
             next: NONE,
         };
         if let Some(parent) = parent {
-            let above = &mut self.all[parent as usize];
+            let above = self.all.get_mut(parent);
             entry.frames = above.frames.saturating_add(frames);
             if above.next == NONE {
                 above.next = record;
                 entry.chain = above.chain;
             }
         }
-        if self.all.len() <= record as usize {
-            self.all.resize(record as usize + 1, UNUSED);
-        }
-        self.all[record as usize] = entry;
+        *self.all.get_mut(record) = entry;
     }
 
     /// A record is not in use any more. Nothing hangs under it.
     pub(super) fn cut(&mut self, record: u32) {
-        let Some(entry) = self.all.get_mut(record as usize) else {
+        if !self.all.has(record) {
             return;
-        };
-        let above = std::mem::replace(entry, UNUSED).above;
-        if let Some(above) = self.all.get_mut(above as usize)
-            && above.next == record
-        {
-            above.next = NONE;
+        }
+        let above = std::mem::replace(self.all.get_mut(record), UNUSED).above;
+        if self.all.get(above).next == record {
+            self.all.get_mut(above).next = NONE;
         }
     }
 
     /// Where a record stands; nothing of one that stands beside, or is in no use.
     pub(super) fn spot(&self, record: u32) -> Option<Spot> {
-        let entry = self.all.get(record as usize)?;
+        let entry = self.all.get(record);
         (entry.chain != NONE).then_some(Spot {
             chain: entry.chain,
             frames: entry.frames,
@@ -90,7 +95,7 @@ impl Trunks {
 
     /// Where a chain hangs: the spot of the record that its first one hangs under.
     pub(super) fn above(&self, chain: u32) -> Option<Spot> {
-        let first = self.all.get(chain as usize)?;
+        let first = self.all.get(chain);
         self.spot(first.above)
     }
 }

@@ -16,24 +16,53 @@ pub const TURN_STEPS: u32 = 128;
 #[derive(Debug)]
 pub struct Turn {
     left: u32,
+    #[cfg(test)]
+    spent: u32,
 }
 
 impl Turn {
     /// A whole turn.
     pub fn new() -> Self {
-        Self { left: TURN_STEPS }
+        Self {
+            left: TURN_STEPS,
+            #[cfg(test)]
+            spent: 0,
+        }
+    }
+
+    /// A turn of so many steps.
+    #[cfg(test)]
+    pub(super) fn of(steps: u32) -> Self {
+        Self {
+            left: steps,
+            spent: 0,
+        }
     }
 
     /// A turn without an end, for callers that nobody waits behind: tests, benches, tools.
     pub fn endless() -> Self {
-        Self { left: u32::MAX }
+        Self {
+            left: u32::MAX,
+            #[cfg(test)]
+            spent: 0,
+        }
     }
 
     /// Counts steps that were made.
     pub fn spend(&mut self, steps: u32) {
+        #[cfg(test)]
+        {
+            self.spent = self.spent.saturating_add(steps);
+        }
         if self.left != u32::MAX {
             self.left = self.left.saturating_sub(steps);
         }
+    }
+
+    /// Steps that were made of a whole turn, or more where the last ones went beyond it.
+    #[cfg(test)]
+    pub(super) fn spent(&self) -> u32 {
+        self.spent
     }
 
     /// Whether it is somebody else's turn.

@@ -243,9 +243,9 @@ fn look_up_at(
 
 /// A question as the message that asks it.
 fn by_message(question: &LookupRequest<'_>) -> Result<Lookup, ClientError> {
-    let tails = question.tails.chunks(u32::MAX).into_iter();
+    let tails = question.tails.all();
     let tails: Vec<TailKey> = tails
-        .flat_map(|chunk| question.tails.of(chunk).into_owned())
+        .iter()
         .map(|tail| TailKey {
             key: tail.key,
             chunk: tail.chunk,
@@ -286,13 +286,11 @@ pub(super) struct Question {
 
 impl Question {
     pub(super) fn of(question: &LookupRequest<'_>) -> Self {
-        let tails = question.tails.chunks(u32::MAX).into_iter();
-        let tails = tails.flat_map(|chunk| question.tails.of(chunk).into_owned());
         Self {
             domain_seed: question.domain_seed,
             session: question.session,
             keys: question.keys.to_vec(),
-            tails: TailList::new(tails.collect()),
+            tails: TailList::new(question.tails.all().into_owned()),
             max_tokens: question.max_tokens,
             local_tokens: question.local_tokens,
             pin: question.pin,

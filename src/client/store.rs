@@ -392,9 +392,10 @@ impl Storing<'_> {
         });
         let (reply, session) = match self.client.core.call(Some(self.session), &request) {
             Ok(answered) => answered,
-            Err(ClientError::Refused(error)) if error.code == ErrorCode::ExtentNotGranted => {
-                // The two sides disagree about this client's space: start anew rather than write into it again.
-                let reason = format!("the server refused granted space: {error}");
+            Err(ClientError::Refused(error)) if !error.code.refuses_whole_commit() => {
+                // The two sides disagree about this client's space, or some of it may hold objects by now: start anew rather
+                // than write into it again.
+                let reason = format!("the server refused a commit: {error}");
                 self.client.core.degrade(self.session, &reason);
                 return Err(ClientError::unavailable(reason));
             }

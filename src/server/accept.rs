@@ -29,6 +29,8 @@ pub(super) async fn accept(server: Rc<Server>, listener: UnixListener) {
             Ok((stream, _)) => {
                 exhausted = false;
                 admit(&server, stream);
+                // A burst of connections is many turns, not one.
+                tokio::task::yield_now().await;
             }
             Err(error) => {
                 // Said once; the connection waits in the backlog until somebody else's ends.

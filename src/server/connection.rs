@@ -13,18 +13,22 @@ use tokio::time::Instant;
 use tracing::{debug, info};
 
 use super::dispatch::{self, Session};
+use super::offload::{self, LONG_BYTES, reply_bytes};
 use super::outbox::{Full, Outbox};
 use super::state::{ConnectionCount, Server};
 use crate::cache::turn::Turn;
 use crate::shm::fdpass::{FdPassError, PeerCred, recv_with_fds};
 use crate::wire::{
-    DecodeError, ErrorCode, FrameError, FrameReader, Reply, Request, WireError, decode_request,
+    DecodeError, EncodeError, ErrorCode, FrameError, FrameReader, Reply, Request, WireError, decode_request,
 };
 
 /// How long a peer may stay silent after connecting.
 const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the last replies of a connection may take to be read.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Steps of a receive, besides those for what it brings.
+const RECEIVE_STEPS: u32 = 8;
 
 /// How often a connection is read from once the server is stopping: a peer that keeps sending cannot hold it up.
 const LAST_RECEIVES: usize = 64;
@@ -61,6 +65,9 @@ struct Connection {
     outbox: Outbox,
     session: Option<Session>,
     drain: watch::Receiver<bool>,
+    /// What is left until others have theirs. It goes on from one receive to the next: a peer that always has more to be read is
+    /// no reason to keep the others waiting.
+    turn: Turn,
 }
 
 /// Serves one peer until either side ends it; `_counted` says for as long that the connection exists.
@@ -74,6 +81,7 @@ pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, cred: PeerCred
         outbox: Outbox::default(),
         session: None,
         drain,
+        turn: Turn::new(),
     };
     let end = connection.run().await;
     match &end {
@@ -125,6 +133,7 @@ impl Connection {
 
     /// Moves what the socket is ready for.
     async fn transfer(&mut self, ready: Ready) -> Result<(), End> {
+        self.pause().await;
         if ready.is_writable() {
             self.flush()?;
         }
@@ -165,6 +174,8 @@ impl Connection {
             Ok(received) if received.bytes == 0 => Err(self.ended()),
             Ok(received) => {
                 self.reader.received(received.bytes);
+                self.turn
+                    .spend(RECEIVE_STEPS + offload::steps(received.bytes) / 4);
                 self.answer_frames().await?;
                 self.flush()?;
                 Ok(true)
@@ -177,21 +188,37 @@ impl Connection {
         }
     }
 
+    /// Has the others have their turn when this one is over.
+    async fn pause(&mut self) {
+        if self.turn.is_over() {
+            dispatch::next_turn(&mut self.turn).await;
+        }
+    }
+
     async fn answer_frames(&mut self) -> Result<(), End> {
-        let mut turn = Turn::new();
         loop {
-            if turn.is_over() {
-                // What is answered goes out before others have their turn.
+            if self.turn.is_over() {
+                self.pause().await;
+                // What was answered goes out first.
                 self.flush()?;
-                dispatch::next_turn(&mut turn).await;
             }
-            let decoded = match self.reader.next_frame() {
-                Ok(Some(frame)) => decode_request(frame),
-                Ok(None) => return Ok(()),
+            let decoded = match self.reader.take_long_frame(LONG_BYTES) {
+                Ok(Some(frame)) => {
+                    self.flush()?;
+                    self.server.offload.decode(frame).await
+                }
+                Ok(None) => match self.reader.next_frame() {
+                    Ok(Some(frame)) => {
+                        self.turn.spend(offload::steps(frame.len()));
+                        decode_request(frame)
+                    }
+                    Ok(None) => return Ok(()),
+                    Err(error) => return Err(self.refuse_frame(error)),
+                },
                 Err(error) => return Err(self.refuse_frame(error)),
             };
             match decoded {
-                Ok((id, request)) => self.answer(id, request, &mut turn).await?,
+                Ok((id, request)) => self.answer(id, request).await?,
                 Err(bad) => {
                     let error = bad.error.to_wire();
                     debug!(pid = self.cred.pid, %error, "request refused");
@@ -204,11 +231,11 @@ impl Connection {
         }
     }
 
-    async fn answer(&mut self, id: u64, request: Request, turn: &mut Turn) -> Result<(), End> {
+    async fn answer(&mut self, id: u64, request: Request) -> Result<(), End> {
         let Some(session) = &mut self.session else {
             return self.open(id, request);
         };
-        let reply = dispatch::answer(&self.server, session, request, turn).await;
+        let reply = dispatch::answer(&self.server, session, request, &mut self.turn).await;
         match reply {
             Reply::Error(error) => {
                 debug!(pid = self.cred.pid, %error, "request refused");
@@ -217,7 +244,16 @@ impl Connection {
                 }
                 self.reply(id, &Reply::Error(error))
             }
+            reply if reply_bytes(&reply) > LONG_BYTES => self.long_reply(id, reply).await,
             reply => self.reply(id, &reply),
+        }
+    }
+
+    /// Queues a reply that takes long to write.
+    async fn long_reply(&mut self, id: u64, reply: Reply) -> Result<(), End> {
+        match self.server.offload.encode(id, reply).await {
+            Ok(frame) => self.outbox.push_long(frame).map_err(End::Slow),
+            Err((error, reply)) => self.too_long(id, error, &reply),
         }
     }
 
@@ -248,14 +284,20 @@ impl Connection {
     }
 
     fn reply(&mut self, id: u64, reply: &Reply) -> Result<(), End> {
+        self.turn.spend(offload::steps(reply_bytes(reply)));
         let outbox = &mut self.outbox;
         let too_large = self.server.encode(|encoder| match encoder.reply(id, reply) {
             Ok(frame) => outbox.push(frame).map(|()| None),
             Err(error) => Ok(Some(error)),
         });
-        let Some(too_large) = too_large.map_err(End::Slow)? else {
-            return Ok(());
-        };
+        match too_large.map_err(End::Slow)? {
+            Some(error) => self.too_long(id, error, reply),
+            None => Ok(()),
+        }
+    }
+
+    /// Says that a reply does not fit, and undoes what it promised.
+    fn too_long(&mut self, id: u64, too_large: EncodeError, reply: &Reply) -> Result<(), End> {
         if let Some(session) = &self.session {
             dispatch::take_back(&self.server, session, reply);
         }
@@ -306,16 +348,17 @@ impl Connection {
     }
 
     fn flush(&mut self) -> Result<(), End> {
-        self.outbox.flush(&self.stream).map_err(End::Io)
+        self.outbox.flush(&self.stream, &mut self.turn).map_err(End::Io)
     }
 
     async fn flush_all(&mut self) -> io::Result<()> {
         loop {
-            self.outbox.flush(&self.stream)?;
+            self.outbox.flush(&self.stream, &mut self.turn)?;
             if self.outbox.is_empty() {
                 return Ok(());
             }
             self.stream.writable().await?;
+            self.pause().await;
         }
     }
 }

@@ -13,8 +13,8 @@ use super::state::Server;
 use super::status::{self, SessionInfo};
 use crate::cache::turn::{Progress, Turn, Work};
 use crate::cache::{
-    ClientId, ClientInfo, CommitRequest, Core, EndingSession, Looking, LookupRequest, Releasing, Retrieving,
-    TailList,
+    Abort, Clear, ClientId, ClientInfo, CommitRequest, Committing, Core, Discard, EndingSession, Grant,
+    Looking, LookupRequest, Register, Releasing, Retrieving, TailList, Unregister,
 };
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
@@ -173,7 +173,11 @@ pub(super) async fn answer(
 const REQUEST_STEPS: u32 = 16;
 
 /// Does a request's work, turn by turn; between two of them other connections are served.
-async fn work<W: Work>(server: &Server, mut work: W, turn: &mut Turn) -> Result<W::Answer, WireError> {
+pub(super) async fn work<W: Work>(
+    server: &Server,
+    mut work: W,
+    turn: &mut Turn,
+) -> Result<W::Answer, WireError> {
     loop {
         let progress = work.step(&mut server.core(), turn);
         match progress.map_err(|e| e.to_wire())? {
@@ -222,45 +226,55 @@ async fn handle(
             }))
         }
         Request::Attach => ack(with_client(server, session, Core::attach)),
-        Request::RegisterKvCache(request) => register(server, session, request),
-        Request::UnregisterKvCache => ack(unregister(server, session)),
+        Request::RegisterKvCache(request) => register(server, session, request, turn).await,
+        Request::UnregisterKvCache => ack(unregister(server, session, turn).await),
         Request::Lookup(request) => lookup(server, session, request, turn).await,
         Request::Retrieve(request) => retrieve(server, session, request, turn).await,
         Request::Release { pins } => {
-            let client = client(server, session)?;
+            let client = client_of(server, session)?;
             ack(work(server, Releasing::new(client, &pins), turn).await)
         }
         Request::EndSession { session: label } => {
-            let client = client(server, session)?;
+            let client = client_of(server, session)?;
             ack(work(server, EndingSession::new(client, label), turn).await)
         }
         Request::Grant { bytes } => {
             require_bound(server, session)?;
-            let extents = with_client(server, session, |core, client| core.grant(client, bytes))?;
+            let client = client_of(server, session)?;
+            let extents = work(server, Grant::new(client, bytes), turn).await?;
+            let bytes = size_of_val(extents.as_slice());
+            let extents = server
+                .offload
+                .map(bytes, extents, |extents| convert::extents_to_wire(&extents));
             Ok(Reply::Grant {
-                extents: convert::extents_to_wire(&extents),
+                extents: extents.await,
             })
         }
         Request::Commit(request) => commit(server, session, request, turn).await,
         Request::Abort { extents } => {
-            let extents = convert::extents(&extents);
-            ack(with_client(server, session, |core, client| {
-                core.abort(client, &extents)
-            }))
+            let client = client_of(server, session)?;
+            let bytes = size_of_val(extents.as_slice());
+            let extents = server
+                .offload
+                .map(bytes, extents, |extents| convert::extents(&extents));
+            ack(work(server, Abort::new(client, &extents.await), turn).await)
         }
         Request::Clear => {
-            server.core().clear().map_err(|e| e.to_wire())?;
-            Ok(Reply::Ack)
+            let clear = Clear::new(&server.core());
+            ack(work(server, clear, turn).await.map(drop))
         }
         Request::Discard { domain_seed, objects } => {
             require_bound(server, session)?;
-            let objects = convert::objects_read(&objects);
-            ack(with_client(server, session, |core, client| {
-                core.discard(client, domain_seed, &objects)
-            }))
+            let client = client_of(server, session)?;
+            let bytes = size_of_val(objects.as_slice());
+            let objects = server
+                .offload
+                .map(bytes, objects, |objects| convert::objects_read(&objects));
+            let objects = objects.await;
+            ack(work(server, Discard::new(client, domain_seed, &objects), turn).await)
         }
         Request::Status => Ok(Reply::Status {
-            json: status::document(server, session.number).to_string(),
+            json: status::document(server, session.number, turn).await?,
         }),
     }
 }
@@ -283,32 +297,28 @@ fn ack(done: Result<(), WireError>) -> Result<Reply, WireError> {
     done.map(|()| Reply::Ack)
 }
 
-/// Calls the core as this session's client, which a peer without a pool becomes when it first needs to.
+/// Calls the core as this session's client.
 fn with_client<T>(
     server: &Server,
     session: &mut Session,
     call: impl FnOnce(&mut Core, ClientId) -> Result<T, crate::cache::CoreError>,
 ) -> Result<T, WireError> {
-    let mut core = server.core();
-    let client = match session.client {
-        Some(client) => client,
-        None => {
-            let client = core
-                .open_client(client_info(&session.hello))
-                .map_err(|e| e.to_wire())?;
-            session.client = Some(client);
-            if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
-                info.client = Some(client);
-            }
-            client
-        }
-    };
-    call(&mut core, client).map_err(|e| e.to_wire())
+    let client = client_of(server, session)?;
+    call(&mut server.core(), client).map_err(|e| e.to_wire())
 }
 
-/// This session's client.
-fn client(server: &Server, session: &mut Session) -> Result<ClientId, WireError> {
-    with_client(server, session, |_, client| Ok(client))
+/// This session's client, which a peer without a pool becomes when it first needs to.
+fn client_of(server: &Server, session: &mut Session) -> Result<ClientId, WireError> {
+    if let Some(client) = session.client {
+        return Ok(client);
+    }
+    let opened = server.core().open_client(client_info(&session.hello));
+    let client = opened.map_err(|e| e.to_wire())?;
+    session.client = Some(client);
+    if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
+        info.client = Some(client);
+    }
+    Ok(client)
 }
 
 fn require_bound(server: &Server, session: &Session) -> Result<u32, WireError> {
@@ -355,7 +365,12 @@ fn note_refusal(server: &Server, session: &Session, why: Option<String>) {
     info.refused = why;
 }
 
-fn register(server: &Server, session: &mut Session, request: RegisterKvCache) -> Result<Reply, WireError> {
+async fn register(
+    server: &Server,
+    session: &mut Session,
+    request: RegisterKvCache,
+    turn: &mut Turn,
+) -> Result<Reply, WireError> {
     let spans = convert::spans(&request.spans);
     let chunk_size = server.bindings.recheck(session.binding_domain.as_ref(), &spans)?;
     check_alignment(&request, chunk_size)?;
@@ -379,9 +394,8 @@ fn register(server: &Server, session: &mut Session, request: RegisterKvCache) ->
         .domain_seed()
         .map_err(|error| WireError::new(ErrorCode::InvalidArgument, error, []))?;
     let registration = convert::registration(&request, domain_seed, chunk_size);
-    let (domain, kept_frames_max) = with_client(server, session, |core, client| {
-        core.register(client, &registration)
-    })?;
+    let client = client_of(server, session)?;
+    let (domain, kept_frames_max) = work(server, Register::new(client, &registration), turn).await?;
     if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
         info.registered(request, chunk_size, domain_seed);
     }
@@ -393,8 +407,9 @@ fn register(server: &Server, session: &mut Session, request: RegisterKvCache) ->
     }))
 }
 
-fn unregister(server: &Server, session: &mut Session) -> Result<(), WireError> {
-    with_client(server, session, Core::unregister)?;
+async fn unregister(server: &Server, session: &mut Session, turn: &mut Turn) -> Result<(), WireError> {
+    let client = client_of(server, session)?;
+    work(server, Unregister::new(client), turn).await?;
     if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
         info.unregistered();
     }
@@ -447,7 +462,7 @@ async fn lookup(
         pin: request.pin,
         describe: request.describe,
     };
-    let client = client(server, session)?;
+    let client = client_of(server, session)?;
     let found = work(server, Looking::new(client, &request), turn).await?;
     name_domain(server, session, request.domain_seed);
     Ok(Reply::Lookup(convert::lookup_reply(found)))
@@ -475,7 +490,7 @@ async fn retrieve(
     require_bound(server, session)?;
     let ids = convert::object_ids(&request.ids);
     let (seed, label, part) = (request.domain_seed, request.session, request.part);
-    let client = client(server, session)?;
+    let client = client_of(server, session)?;
     let places = work(server, Retrieving::new(client, seed, label, part, &ids), turn).await?;
     Ok(Reply::Retrieve(convert::retrieve_reply(places)))
 }
@@ -484,28 +499,34 @@ async fn commit(
     server: &Server,
     session: &mut Session,
     request: Commit,
-    _turn: &mut Turn,
+    turn: &mut Turn,
 ) -> Result<Reply, WireError> {
     require_bound(server, session)?;
-    let items = convert::store_items(&request.items);
-    let (extents, supersedes) = (
-        convert::extents(&request.extents),
-        convert::object_ids(&request.supersedes),
-    );
+    let client = client_of(server, session)?;
+    let (domain_seed, credit_bytes) = (request.domain_seed, request.credit_bytes);
+    let bytes = size_of_val(request.items.as_slice())
+        + size_of_val(request.extents.as_slice())
+        + size_of_val(request.supersedes.as_slice());
+    let converted = server.offload.map(bytes, request, |request| {
+        let items = convert::store_items(&request.items);
+        let extents = convert::extents(&request.extents);
+        (items, extents, convert::object_ids(&request.supersedes))
+    });
+    let (items, extents, supersedes) = converted.await;
     let request = CommitRequest {
-        domain_seed: request.domain_seed,
+        domain_seed,
         items: &items,
         extents: &extents,
         supersedes: &supersedes,
         // A server that is stopping takes what was stored but grants nothing more.
-        credit_bytes: if server.is_draining() {
-            0
-        } else {
-            request.credit_bytes
-        },
+        credit_bytes: if server.is_draining() { 0 } else { credit_bytes },
     };
-    let answer = with_client(server, session, |core, client| core.commit(client, &request))?;
-    Ok(Reply::Commit(convert::commit_reply(&answer)))
+    let answer = work(server, Committing::new(client, request), turn).await?;
+    let bytes = size_of_val(answer.granted.as_slice());
+    let reply = server
+        .offload
+        .map(bytes, answer, |answer| convert::commit_reply(&answer));
+    Ok(Reply::Commit(reply.await))
 }
 
 /// Undoes what a reply promised that could not be sent.
@@ -516,8 +537,7 @@ pub(super) fn take_back(server: &Server, session: &Session, reply: &Reply) {
     let _ = match reply {
         Reply::Lookup(found) if found.pin != 0 => core.release(client, &[found.pin]),
         Reply::Retrieve(places) if places.pin != 0 => core.release(client, &[places.pin]),
-        Reply::Grant { extents } => core.abort(client, &convert::extents(extents)),
-        Reply::Commit(answer) => core.abort(client, &convert::extents(&answer.granted)),
+        // Of grants and commits there are never more runs than a reply can name.
         _ => Ok(()),
     };
 }

@@ -10,13 +10,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::state::Server;
 use crate::cache::{ClientId, CoreError};
 
 /// A killed process closes its socket a moment before its lock, so the first look comes soon.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
+/// Orphans that are asked about in one turn: a system call each.
+const LOOKS_AT_ONCE: usize = 32;
 /// A client that only lost its connection can live for long.
 const LAST_LOOK: Duration = Duration::from_millis(200);
 
@@ -28,24 +30,15 @@ pub(super) struct Orphan {
     failed: bool,
 }
 
-/// Takes back what may be taken back now and leaves the rest to [`watch_orphans`].
-pub(super) fn disconnected(server: &Server, client: ClientId) {
+/// Asks again about a client that could not be taken down, if it has to be.
+pub(super) fn look_again(server: &Server, client: ClientId, gone: Result<bool, CoreError>) {
     let mut orphan = Orphan {
         client,
         failed: false,
     };
-    let keep = {
-        let mut core = server.core();
-        if let Err(error) = core.disconnected(client) {
-            warn!(slab = client.slab(), %error, "pins of a closed connection were not dropped");
-        }
-        is_left(client.slab(), &mut orphan.failed, core.client_gone(client))
-    };
-    if keep {
+    if is_left(client.slab(), &mut orphan.failed, gone) {
         server.orphans.borrow_mut().push(orphan);
         server.orphan_added.notify_one();
-    } else {
-        debug!(slab = client.slab(), "client is gone");
     }
 }
 
@@ -100,7 +93,7 @@ pub(super) async fn watch_orphans(server: Rc<Server>) {
                 // A look that is due comes before the news, or enough news could put it off for ever.
                 biased;
                 () = tokio::time::sleep_until(schedule.next) => {
-                    look(&server);
+                    look(&server).await;
                     schedule.looked(Instant::now());
                 }
                 () = server.orphan_added.notified() => schedule.added(Instant::now()),
@@ -109,21 +102,30 @@ pub(super) async fn watch_orphans(server: Rc<Server>) {
     }
 }
 
-/// Asks about each orphan once.
-fn look(server: &Server) {
-    let mut orphans = server.orphans.take();
-    let before = orphans.len();
-    let mut core = server.core();
-    orphans.retain_mut(|orphan| {
-        let gone = core.client_gone(orphan.client);
-        is_left(orphan.client.slab(), &mut orphan.failed, gone)
-    });
-    drop(core);
-    let gone = before - orphans.len();
-    server.orphans.borrow_mut().extend(orphans);
-    if gone > 0 {
-        debug!(gone, "clients without a connection are gone");
-        server.publish_counters();
+/// Asks about each orphan once, some at a time. Those that are gone are taken down.
+async fn look(server: &Server) {
+    let mut left = server.orphans.borrow().len();
+    while left > 0 {
+        let mut asked: Vec<Orphan> = {
+            let mut orphans = server.orphans.borrow_mut();
+            let count = left.min(LOOKS_AT_ONCE).min(orphans.len());
+            orphans.drain(..count).collect()
+        };
+        if asked.is_empty() {
+            break;
+        }
+        left -= asked.len();
+        asked.retain_mut(|orphan| {
+            let gone = server.core().is_alive(orphan.client).map(|alive| !alive);
+            let is_gone = matches!(gone, Ok(true));
+            let stays = is_left(orphan.client.slab(), &mut orphan.failed, gone);
+            if is_gone {
+                server.ends.add(orphan.client);
+            }
+            stays
+        });
+        server.orphans.borrow_mut().extend(asked);
+        tokio::task::yield_now().await;
     }
 }
 

@@ -16,7 +16,7 @@ use tracing::{debug, error, info, warn};
 use super::config::Config;
 use super::listen::{self, SocketName};
 use super::state::Server;
-use super::{ServerError, accept, liveness};
+use super::{ServerError, accept, ends, liveness};
 use crate::control::Health;
 use crate::pool::{Prefault, PrefaultEvent};
 use crate::shm::process::set_not_dumpable;
@@ -84,6 +84,7 @@ async fn serve_until_stopped(
     name: &SocketName,
 ) -> Result<(), ServerError> {
     let accepting = tokio::task::spawn_local(accept::accept(Rc::clone(server), listener));
+    tokio::task::spawn_local(ends::take_down(Rc::clone(server)));
     tokio::task::spawn_local(liveness::watch_orphans(Rc::clone(server)));
     tokio::task::spawn_local(beat(Rc::clone(server)));
     server.control.set_health(Health::Serving);

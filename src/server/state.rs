@@ -11,11 +11,13 @@ use std::time::Instant;
 
 use tokio::sync::{Notify, watch};
 
+use super::ServerError;
 use super::bindings::Bindings;
 use super::config::Config;
+use super::ends::Ends;
 use super::liveness::Orphan;
+use super::offload::Offload;
 use super::status::SessionInfo;
-use super::{ServerError, liveness};
 use crate::cache::{Core, CoreConfig};
 use crate::control::{BootInfo, ControlRegion, Counter, Health};
 use crate::keys::ChunkKey;
@@ -35,6 +37,10 @@ pub(super) struct Server {
     pub(super) bindings: Bindings,
     core: Arc<Mutex<Core>>,
     encoder: RefCell<Encoder>,
+    /// Where long frames are read and written.
+    pub(super) offload: Offload,
+    /// Clients that are to be taken down.
+    pub(super) ends: Ends,
     /// Connections that have said hello, by a number of their own.
     pub(super) sessions: RefCell<BTreeMap<u64, SessionInfo>>,
     next_session: Cell<u64>,
@@ -81,6 +87,8 @@ impl Server {
             bindings,
             core,
             encoder: RefCell::default(),
+            offload: Offload::new(),
+            ends: Ends::default(),
             sessions: RefCell::default(),
             next_session: Cell::new(1),
             session_began: Notify::new(),
@@ -156,12 +164,11 @@ impl Server {
         number
     }
 
-    /// Forgets a session and takes back what its client held, now or when the client is gone.
+    /// Forgets a session. What its client held is taken back in turns ([`super::ends`]), at the latest when the client is gone.
     pub(super) fn end_session(&self, number: u64) {
         let info = self.sessions.borrow_mut().remove(&number);
         if let Some(client) = info.and_then(|info| info.client) {
-            liveness::disconnected(self, client);
-            self.publish_counters();
+            self.ends.add(client);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! May import everything up to `cache`. No unsafe code.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -10,16 +10,18 @@ use super::accept::SPARE_CONNECTIONS;
 use super::config::{ChunkScope, ChunkSize, ChunkSizePolicy};
 use super::fleet::hex;
 use super::state::Server;
+use super::{dispatch, offload};
 use crate::cache::slabs::PIN_WORDS;
+use crate::cache::turn::Turn;
 use crate::cache::{
     ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, PayloadPath,
-    ReuseCounters,
+    Reporting, ReuseCounters,
 };
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::keys::ChunkKey;
 use crate::pool::FRAME_BYTES;
 use crate::shm::fdpass::PeerCred;
-use crate::wire::{GroupKind, Hello, ObjectGroup, PeerKind, RegisterKvCache};
+use crate::wire::{GroupKind, Hello, ObjectGroup, PeerKind, RegisterKvCache, WireError};
 
 /// The version of the document. Raised when a field changes its meaning; new fields do not count.
 const STATUS_VERSION: u32 = 1;
@@ -77,9 +79,59 @@ impl SessionInfo {
     }
 }
 
-/// The document, without the session that asks.
-pub(super) fn document(server: &Server, asking: u64) -> Value {
-    let status = server.core().status();
+/// Steps of writing down one client, and one of its groups.
+const ROW_STEPS: u32 = 32;
+/// Bytes of a text of a peer's that the document shows: what one peer says must not make it too long for all.
+const TEXT_BYTES: usize = 512;
+
+/// The document, without the session that asks. It is written in turns, client by client.
+pub(super) async fn document(server: &Server, asking: u64, turn: &mut Turn) -> Result<String, WireError> {
+    let reporting = Reporting::new(&server.core());
+    let status = dispatch::work(server, reporting, turn).await?;
+    turn.spend(ROW_STEPS);
+    let mut document = head(server, &status).to_string();
+    // The last brace makes room for the rows.
+    document.pop();
+    document.push_str(",\"clients\":[");
+    let mut first = true;
+    let mut row = async |row: Value, turn: &mut Turn| {
+        if !std::mem::take(&mut first) {
+            document.push(',');
+        }
+        let text = row.to_string();
+        turn.spend(ROW_STEPS + offload::steps(text.len()));
+        document.push_str(&text);
+        if turn.is_over() {
+            dispatch::next_turn(turn).await;
+        }
+    };
+    // Sessions in the order in which they began, then clients whose connection is closed but who still live.
+    let mut cores: BTreeMap<ClientId, &ClientStatus> =
+        status.clients.iter().map(|client| (client.id, client)).collect();
+    let numbers: Vec<u64> = server.sessions.borrow().keys().copied().collect();
+    for number in numbers {
+        let value = {
+            let sessions = server.sessions.borrow();
+            // It may have ended since.
+            let Some(info) = sessions.get(&number) else {
+                continue;
+            };
+            let core = info.client.and_then(|client| cores.remove(&client));
+            (number != asking).then(|| connected(info, core))
+        };
+        if let Some(value) = value {
+            row(value, turn).await;
+        }
+    }
+    for core in cores.into_values() {
+        row(orphan(core), turn).await;
+    }
+    document.push_str("]}");
+    Ok(document)
+}
+
+/// Everything but the clients.
+fn head(server: &Server, status: &CoreStatus) -> Value {
     let boot = server.control.boot();
     let health = if server.is_draining() {
         Health::Draining
@@ -113,13 +165,12 @@ pub(super) fn document(server: &Server, asking: u64) -> Value {
         "limbo": status.limbo,
         "partials": status.partials,
         "domains": status.domains,
-        "counters": counters(&status),
+        "counters": counters(status),
         "reported": reported(&status.reported),
         "tokens": tokens(&status.reported.tokens),
-        "models": models(&status),
+        "models": models(status),
         "connections": server.connections(),
         "limits": limits(server),
-        "clients": clients(server, &status, asking),
     })
 }
 
@@ -170,24 +221,6 @@ fn counters(status: &CoreStatus) -> Value {
     })
 }
 
-/// Sessions in the order in which they began, then clients whose connection is closed but who still live.
-fn clients(server: &Server, status: &CoreStatus, asking: u64) -> Vec<Value> {
-    let mut cores: HashMap<ClientId, &ClientStatus> =
-        status.clients.iter().map(|client| (client.id, client)).collect();
-    let sessions = server.sessions.borrow();
-    let mut rows: Vec<Value> = Vec::with_capacity(sessions.len());
-    for (&number, info) in sessions.iter() {
-        let core = info.client.and_then(|client| cores.remove(&client));
-        if number != asking {
-            rows.push(connected(info, core));
-        }
-    }
-    let mut orphans: Vec<&ClientStatus> = cores.into_values().collect();
-    orphans.sort_by_key(|client| client.id);
-    rows.extend(orphans.into_iter().map(orphan));
-    rows
-}
-
 fn connected(info: &SessionInfo, core: Option<&ClientStatus>) -> Value {
     let mut row = json!({
         "connected": true,
@@ -224,7 +257,7 @@ fn registered(registered: &Registered) -> Value {
         })
         .collect();
     json!({
-        "model": request.domain.model,
+        "model": shown(&request.domain.model),
         "rank": request.rank,
         "world_size": request.world_size,
         "layers": request.layers,
@@ -324,6 +357,13 @@ fn models(status: &CoreStatus) -> Vec<Value> {
         })
     };
     status.reuse.iter().map(row).collect()
+}
+
+/// As much of a text as the document shows.
+fn shown(text: &str) -> &str {
+    let fits = |end: &usize| text.is_char_boundary(*end);
+    let end = (0..=TEXT_BYTES.min(text.len())).rev().find(fits);
+    &text[..end.unwrap_or(0)]
 }
 
 fn group_kind(kind: GroupKind) -> &'static str {

@@ -83,6 +83,26 @@ impl ErrorCode {
         use ErrorCode::{Draining, Internal, LimitExceeded};
         matches!(self, Internal | LimitExceeded | Draining)
     }
+
+    /// Whether a commit that is answered with an error of this code was refused as a whole, so that its frames are still
+    /// the client's. After any other some of its items may be objects: the client must not write their frames again.
+    pub fn refuses_whole_commit(self) -> bool {
+        use ErrorCode::{
+            InvalidArgument, InvalidExtent, InvalidGroup, NotAttached, NotNegotiated, NotRegistered,
+            SizeMismatch,
+        };
+        // What is found before the first item is stored.
+        matches!(
+            self,
+            InvalidArgument
+                | InvalidExtent
+                | InvalidGroup
+                | NotAttached
+                | NotNegotiated
+                | NotRegistered
+                | SizeMismatch
+        )
+    }
 }
 
 /// An error as it travels.

@@ -115,6 +115,26 @@ impl FrameReader {
         Ok(Some(&self.buffer[first..last]))
     }
 
+    /// The next whole frame with its prefix, for itself, if it has more than so many bytes. It is not copied: it is what it was
+    /// received into.
+    ///
+    /// # Errors
+    /// [`FrameError`] for a prefix that is not allowed.
+    pub fn take_long_frame(&mut self, more_than: usize) -> Result<Option<Vec<u8>>, FrameError> {
+        let bytes = self.frame_bytes()?.map(|bytes| PREFIX_BYTES + bytes);
+        let Some(bytes) = bytes.filter(|bytes| *bytes > more_than && self.start + bytes <= self.end) else {
+            return Ok(None);
+        };
+        let mut frame = std::mem::take(&mut self.buffer);
+        // What has come behind it is less than is received at once.
+        self.buffer
+            .extend_from_slice(&frame[self.start + bytes..self.end]);
+        frame.truncate(self.start + bytes);
+        frame.drain(..self.start);
+        (self.start, self.end) = (0, self.buffer.len());
+        Ok(Some(frame))
+    }
+
     /// Gives the room of large frames back once they were handed out: nobody knows when the next one comes.
     fn release(&mut self) {
         let held = self.end - self.start;
@@ -226,6 +246,34 @@ mod tests {
         );
         assert_eq!(reader.space().unwrap().len(), IDLE_BYTES);
         assert!(reader.buffer.capacity() <= 2 * IDLE_BYTES);
+    }
+
+    #[test]
+    fn a_long_frame_is_handed_out_as_it_was_received() {
+        let (short, long) = (frame(&[1; 100]), frame(&vec![2; 300_000]));
+        let mut reader = FrameReader::new();
+        let stream = [&short[..], &long, &short, &long[..10]].concat();
+        let mut frames = Vec::new();
+        let mut left = &stream[..];
+        while !left.is_empty() {
+            let space = reader.space().unwrap();
+            let n = space.len().min(left.len()).min(7000);
+            space[..n].copy_from_slice(&left[..n]);
+            reader.received(n);
+            left = &left[n..];
+            loop {
+                if let Some(frame) = reader.take_long_frame(1000).unwrap() {
+                    assert_eq!(reader.take_long_frame(1000).unwrap(), None);
+                    frames.push(frame);
+                } else if let Some(frame) = reader.next_frame().unwrap() {
+                    frames.push(frame.to_vec());
+                } else {
+                    break;
+                }
+            }
+        }
+        assert_eq!(frames, [short.clone(), long, short]);
+        assert!(reader.is_partial());
     }
 
     #[test]

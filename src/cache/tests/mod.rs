@@ -7,8 +7,10 @@ mod partials;
 mod pins;
 mod random;
 mod shapes;
+mod slices;
 mod store;
 mod tails;
+mod turns;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

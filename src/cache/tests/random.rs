@@ -1,5 +1,6 @@
 //! Random orders of everything, with every invariant checked after each step.
 
+use super::super::turn::{Progress, Turn, Work};
 use super::*;
 use proptest::prelude::*;
 
@@ -69,6 +70,30 @@ enum Op {
         peer: usize,
     },
     Clear,
+    /// Begins a request that others come between.
+    Begin {
+        peer: usize,
+        what: u8,
+        prompt: u32,
+        chunk: u32,
+    },
+    /// Goes on with it for so many steps.
+    GoOn {
+        peer: usize,
+        steps: u32,
+    },
+}
+
+/// A request that is being worked on. What it names lives as long as the test.
+#[derive(Debug)]
+enum Running {
+    Grant(Grant),
+    Abort(Abort<'static>),
+    Commit(Committing<'static>),
+    Discard(Discard<'static>),
+    Clear(Clear),
+    Register(Register<'static>),
+    Status(Reporting),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -91,6 +116,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => peer.clone().prop_map(|peer| Op::Die { peer }),
         1 => peer.prop_map(|peer| Op::Register { peer }),
         1 => Just(Op::Clear),
+        6 => (0..4_usize, 0..7_u8, 0..3_u32, 0..4_u32)
+            .prop_map(|(peer, what, prompt, chunk)| Op::Begin { peer, what, prompt, chunk }),
+        12 => (0..4_usize, 1..40_u32).prop_map(|(peer, steps)| Op::GoOn { peer, steps }),
     ]
 }
 
@@ -102,6 +130,8 @@ struct World {
     pins: Vec<Vec<u64>>,
     /// Pins that peers made without the server.
     direct: Vec<Vec<DirectPin>>,
+    /// What each peer's connection is busy with: it asks for nothing else meanwhile.
+    running: [Option<Running>; 4],
 }
 
 /// A pin, and the frames of what it holds with their incarnations.
@@ -128,6 +158,7 @@ impl World {
             held: vec![Vec::new(); 4],
             pins: vec![Vec::new(); 4],
             direct: vec![Vec::new(); 4],
+            running: [const { None }; 4],
         }
     }
 
@@ -139,6 +170,11 @@ impl World {
     }
 
     fn run(&mut self, op: Op) {
+        if let Some(peer) = op.asks() {
+            while self.running[peer].is_some() {
+                self.go_on(peer, 30);
+            }
+        }
         match op {
             Op::Grant { peer, frames } => {
                 let got = self.rig.core.grant(self.peers[peer].id, frames * FRAME_BYTES);
@@ -251,6 +287,8 @@ impl World {
                 assert!(self.rig.record(key, group).is_none());
             }
             Op::Die { peer } => {
+                // Whatever it was at is dropped where it was.
+                self.running[peer] = None;
                 let gone = &mut self.peers[peer];
                 self.rig.core.disconnected(gone.id).unwrap();
                 assert!(!self.rig.core.client_gone(gone.id).unwrap());
@@ -269,6 +307,118 @@ impl World {
             Op::Clear => {
                 self.rig.core.clear().unwrap();
             }
+            Op::Begin {
+                peer,
+                what,
+                prompt,
+                chunk,
+            } => self.begin(peer, what, prompt, chunk),
+            Op::GoOn { peer, steps } => self.go_on(peer, steps),
+        }
+    }
+
+    fn begin(&mut self, peer: usize, what: u8, prompt: u32, chunk: u32) {
+        let (id, seed) = (self.peers[peer].id, self.rig.seed);
+        let running = match what {
+            0 => Running::Grant(Grant::new(id, 12 * FRAME_BYTES)),
+            1 => {
+                let extents = std::mem::take(&mut self.held[peer]);
+                Running::Abort(Abort::new(id, extents.leak()))
+            }
+            2 | 3 => {
+                let Some(request) = self.chain_to_commit(peer, prompt, chunk) else {
+                    return;
+                };
+                Running::Commit(Committing::new(id, request))
+            }
+            4 => {
+                let (key, _) = chain(prompt, chunk);
+                let object = ObjectId { key, group: 0 };
+                let view = self.rig.core.index.reader().lookup(&object);
+                let named = vec![(object, view.map_or(77, |view| view.incarnation))];
+                Running::Discard(Discard::new(id, seed, named.leak()))
+            }
+            5 => Running::Clear(Clear::new(&self.rig.core)),
+            6 if chunk == 0 => {
+                let rank = peer as u32 % 2;
+                let registration = Registration {
+                    domain_seed: seed,
+                    rank,
+                    world_size: 2,
+                    required_alignment: ALIGN,
+                    chunk_size: CHUNK,
+                    groups: groups_of(rank as u16),
+                    payload_path: PayloadPath::ShmDirect,
+                    stores: true,
+                };
+                Running::Register(Register::new(id, Box::leak(Box::new(registration))))
+            }
+            _ => Running::Status(Reporting::new(&self.rig.core)),
+        };
+        self.running[peer] = Some(running);
+    }
+
+    /// Parts of some chunks in a row, in space that was granted for them.
+    fn chain_to_commit(&mut self, peer: usize, prompt: u32, first: u32) -> Option<CommitRequest<'static>> {
+        let each = 4 * FRAME_BYTES;
+        let granted = self.rig.core.grant(self.peers[peer].id, 3 * each).unwrap();
+        let frames: Vec<Extent> = granted
+            .iter()
+            .flat_map(|extent| extent.frames())
+            .map(|frame| Extent::new(frame, 1))
+            .collect();
+        let (whole, rest) = frames.split_at(frames.len() / 4 * 4);
+        self.held[peer].extend(rest);
+        let item = |at: u32| {
+            let (key, parent) = chain(prompt, first + at);
+            StoreItem {
+                id: ObjectId { key, group: 0 },
+                parent,
+                skipped: false,
+                part: peer as u16 % 2,
+                tokens: CHUNK,
+                held_from: 0,
+                bytes: each,
+                checksum: 0,
+                first_extent: 4 * at,
+                extent_count: 4,
+            }
+        };
+        let items: Vec<StoreItem> = (0..whole.len() as u32 / 4).map(item).collect();
+        (!items.is_empty()).then(|| CommitRequest {
+            domain_seed: self.rig.seed,
+            items: items.leak(),
+            extents: whole.to_vec().leak(),
+            supersedes: &[],
+            credit_bytes: 2 * FRAME_BYTES,
+        })
+    }
+
+    fn go_on(&mut self, peer: usize, steps: u32) {
+        let (core, turn) = (&mut self.rig.core, &mut Turn::of(steps));
+        let Some(running) = &mut self.running[peer] else {
+            return;
+        };
+        let granted = match running {
+            Running::Grant(work) => work.step(core, turn).unwrap(),
+            Running::Abort(work) => done(work.step(core, turn)),
+            // A rank whose place another has taken since is refused, as a whole.
+            Running::Commit(work) => match work.step(core, turn) {
+                Ok(Progress::Done(answer)) => Progress::Done(answer.granted),
+                Ok(Progress::More) => Progress::More,
+                Err(error) => {
+                    assert_eq!(error.code(), 14, "{error}");
+                    Progress::Done(Vec::new())
+                }
+            },
+            Running::Discard(work) => done(work.step(core, turn)),
+            Running::Clear(work) => done(work.step(core, turn)),
+            Running::Register(work) => done(work.step(core, turn)),
+            Running::Status(work) => done(work.step(core, turn)),
+        };
+        if let Progress::Done(granted) = granted {
+            self.held[peer].extend(granted);
+            self.running[peer] = None;
         }
     }
 
@@ -377,6 +527,38 @@ impl World {
     }
 }
 
+impl Op {
+    /// The peer that asks for something.
+    fn asks(&self) -> Option<usize> {
+        match *self {
+            Self::Grant { peer, .. }
+            | Self::Abort { peer, .. }
+            | Self::Store { peer, .. }
+            | Self::Skip { peer, .. }
+            | Self::Lookup { peer, .. }
+            | Self::Retrieve { peer, .. }
+            | Self::Release { peer, .. }
+            | Self::EndSession { peer, .. }
+            | Self::Supersede { peer, .. }
+            | Self::Discard { peer, .. }
+            | Self::Register { peer }
+            | Self::Begin { peer, .. } => Some(peer),
+            Self::ReleaseDirect { .. }
+            | Self::SlabPin { .. }
+            | Self::Die { .. }
+            | Self::Clear
+            | Self::GoOn { .. } => None,
+        }
+    }
+}
+
+fn done<T>(progress: Result<Progress<T>, CoreError>) -> Progress<Vec<Extent>> {
+    match progress.unwrap() {
+        Progress::Done(_) => Progress::Done(Vec::new()),
+        Progress::More => Progress::More,
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
@@ -388,6 +570,7 @@ proptest! {
             world.check();
         }
         // When all are gone, nothing is left but objects, and they can all go.
+        world.running = [const { None }; 4];
         for peer in &mut world.peers {
             peer.die();
             assert!(world.rig.core.client_gone(peer.id).unwrap());

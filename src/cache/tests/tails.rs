@@ -19,8 +19,12 @@ struct Asked {
 }
 
 impl Tails for Asked {
-    fn chunks(&self, last: u32) -> Vec<u32> {
-        self.tails.chunks(last)
+    fn last_chunk(&self, limit: u32) -> Option<u32> {
+        self.tails.last_chunk(limit)
+    }
+
+    fn all(&self) -> Cow<'_, [Tail]> {
+        self.tails.all()
     }
 
     fn of(&self, chunk: u32) -> Cow<'_, [Tail]> {

@@ -1,0 +1,401 @@
+//! How long does the server's one thread stay with one piece of work? The longest turn of each kind, in CPU time, with
+//! 10,000, 100,000 and 1,000,000 records: what grows with them is not bounded.
+//!
+//! Asserts nothing. Run with `cargo bench --bench turns`; `--records N` measures one size only. Nobody touches the pool,
+//! so that a million frames take no more memory than their books (about 1 GiB).
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use kvasir::cache::turn::{Progress, Turn, Work};
+use kvasir::cache::{slabs, *};
+use kvasir::geometry::ObjectKind;
+use kvasir::keys::ChunkKey;
+use kvasir::pool::FRAME_BYTES;
+use kvasir::shm::lock::try_lock_byte;
+use kvasir::shm::{Mapping, ReadWrite};
+use nix::time::{ClockId, clock_gettime};
+
+const SIZES: [u32; 3] = [10_000, 100_000, 1_000_000];
+const CHUNK: u32 = 64;
+/// Items of a long commit.
+const ITEMS: u32 = 8192;
+/// Chunks of a chain: a quarter of what a client may pin in the smallest pool.
+const CHAIN: u32 = 2048;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let asked = arguments.iter().position(|argument| argument == "--records");
+    let asked = asked.and_then(|at| arguments.get(at + 1)?.parse().ok());
+    let sizes = asked.map_or(SIZES.to_vec(), |size| vec![size]);
+    let mut rows: BTreeMap<(usize, &'static str), Vec<Slices>> = BTreeMap::new();
+    for records in &sizes {
+        let mut bench = Bench::new(*records);
+        bench.run();
+        for (at, (what, slices)) in bench.rows.into_iter().enumerate() {
+            rows.entry((at, what)).or_default().push(slices);
+        }
+    }
+    println!("longest turn in us of CPU (turns; all of the work in ms)");
+    println!(
+        "{:<58} {}",
+        "records",
+        sizes.map_text(|size| format!("{size:>26}"))
+    );
+    for ((_, what), slices) in rows {
+        println!("{what:<58} {}", slices.map_text(|slices| format!("{slices:>26}")));
+    }
+}
+
+trait MapText<T> {
+    fn map_text(&self, text: impl Fn(&T) -> String) -> String;
+}
+
+impl<T> MapText<T> for Vec<T> {
+    fn map_text(&self, text: impl Fn(&T) -> String) -> String {
+        self.iter().map(text).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// What a kind of work took.
+#[derive(Clone, Copy, Default)]
+struct Slices {
+    longest: Duration,
+    all: Duration,
+    turns: u64,
+}
+
+impl std::fmt::Display for Slices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (longest, all) = (self.longest.as_secs_f64() * 1e6, self.all.as_secs_f64() * 1e3);
+        f.pad(&format!("{longest:.0} us ({}; {all:.1} ms)", self.turns))
+    }
+}
+
+fn cpu() -> Duration {
+    let now = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock of this thread");
+    now.into()
+}
+
+struct Peer {
+    id: ClientId,
+    lock: Option<OwnedFd>,
+    slab: Mapping<ReadWrite>,
+}
+
+impl Peer {
+    fn pin(&self, words: &[u64]) {
+        let high = [words.len() as u64];
+        self.slab
+            .store_words(slabs::SLAB_HIGH_WATER, &high)
+            .expect("a slab");
+        self.slab.store_words(slabs::SLAB_PINS, words).expect("a slab");
+    }
+
+    fn log(&self, words: &[u64]) {
+        self.slab.store_words(slabs::SLAB_TOUCHED, words).expect("a slab");
+        let cursor = [words.len() as u64];
+        self.slab
+            .store_words(slabs::SLAB_CURSOR, &cursor)
+            .expect("a slab");
+    }
+}
+
+struct Bench {
+    core: Core,
+    records: u32,
+    prompts: u32,
+    rows: Vec<(&'static str, Slices)>,
+}
+
+fn seed(n: u8) -> ChunkKey {
+    ChunkKey::from_bytes([n; 32])
+}
+
+fn key(prompt: u32, chunk: u32) -> ChunkKey {
+    let mut bytes = [0; 32];
+    let words = [
+        prompt,
+        chunk,
+        prompt ^ 0x9E37_79B9,
+        chunk.wrapping_mul(0x85EB_CA6B),
+        chunk ^ prompt.rotate_left(16),
+    ];
+    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+        // Spread over the buckets as hashes are.
+        let mixed = word.wrapping_mul(0x9E37_79B1) ^ chunk.rotate_left(7).wrapping_mul(0xC2B2_AE35);
+        to.copy_from_slice(&mixed.to_le_bytes());
+    }
+    ChunkKey::from_bytes(bytes)
+}
+
+impl Bench {
+    /// A core with room for so many objects and a half more.
+    fn new(records: u32) -> Self {
+        let frames = u64::from(records) * 3 / 2;
+        let mut core = Core::create(CoreConfig {
+            pool_bytes: frames * FRAME_BYTES,
+            max_clients: SLABS,
+            ..CoreConfig::default()
+        })
+        .expect("a core");
+        core.set_chunk_size(CHUNK).expect("a size");
+        core.prefaulted(frames * FRAME_BYTES).expect("nobody touches it");
+        core.prefault_ended();
+        Self {
+            core,
+            records,
+            prompts: 0,
+            rows: Vec::new(),
+        }
+    }
+
+    fn peer(&mut self, instance: u8) -> Peer {
+        let info = ClientInfo {
+            engine_instance: [instance; 16],
+            kind: ClientKind::Worker,
+            name: "bench".into(),
+        };
+        let id = self.core.open_client(info).expect("a slab");
+        let regions = self.core.regions(id).expect("descriptors");
+        assert!(try_lock_byte(regions.liveness.as_fd(), id.slab().into()).expect("a lock"));
+        self.core.attach(id).expect("the lock is held");
+        let slab = Mapping::map_foreign_at(
+            regions.slabs.as_fd(),
+            regions.slab_offset,
+            regions.slab_bytes as usize,
+        );
+        Peer {
+            id,
+            lock: Some(regions.liveness),
+            slab: slab.expect("a slab"),
+        }
+    }
+
+    fn registration(&self, domain: u8, ranks: u16) -> Registration {
+        Registration {
+            domain_seed: seed(domain),
+            rank: 0,
+            world_size: ranks.into(),
+            required_alignment: CHUNK.into(),
+            chunk_size: CHUNK,
+            groups: vec![GroupRegistration {
+                group: 0,
+                kind: ObjectKind::Full,
+                parts: ranks,
+                part: 0,
+                unit_bytes: 4096,
+            }],
+            payload_path: PayloadPath::ShmDirect,
+            stores: true,
+        }
+    }
+
+    fn engine(&mut self, instance: u8, domain: u8, ranks: u16) -> Peer {
+        let peer = self.peer(instance);
+        let registration = self.registration(domain, ranks);
+        self.core
+            .register(peer.id, &registration)
+            .expect("a registration");
+        peer
+    }
+
+    fn drive<W: Work>(&mut self, mut work: W, slices: &mut Slices) -> W::Answer {
+        loop {
+            let (mut turn, begun) = (Turn::new(), cpu());
+            let progress = work
+                .step(&mut self.core, &mut turn)
+                .expect("a request that is right");
+            let spent = cpu() - begun;
+            slices.turns += 1;
+            slices.all += spent;
+            slices.longest = slices.longest.max(spent);
+            if let Progress::Done(answer) = progress {
+                return answer;
+            }
+        }
+    }
+
+    fn measure<W: Work>(&mut self, what: &'static str, work: W) -> W::Answer {
+        let mut slices = Slices::default();
+        let answer = self.drive(work, &mut slices);
+        self.rows.push((what, slices));
+        answer
+    }
+
+    /// Stores so many objects of one frame each, in chains of that length.
+    fn fill(&mut self, peer: &Peer, domain: u8, count: u32, chain: u32, slices: &mut Slices) {
+        let mut stored = 0;
+        while stored < count {
+            let some = (count - stored).min(ITEMS);
+            let granted = self
+                .core
+                .grant(peer.id, u64::from(some) * FRAME_BYTES)
+                .expect("a grant");
+            let frames = granted.iter().flat_map(|extent| extent.frames());
+            let extents: Vec<Extent> = frames.map(|frame| Extent::new(frame, 1)).collect();
+            assert_eq!(extents.len() as u32, some, "space for all");
+            let items: Vec<StoreItem> = (0..some)
+                .map(|at| {
+                    let (prompt, chunk) = (self.prompts + (stored + at) / chain, (stored + at) % chain);
+                    StoreItem {
+                        id: ObjectId {
+                            key: key(prompt, chunk),
+                            group: 0,
+                        },
+                        parent: chunk.checked_sub(1).map(|before| key(prompt, before)),
+                        skipped: false,
+                        part: 0,
+                        tokens: CHUNK,
+                        held_from: 0,
+                        bytes: 4096,
+                        checksum: 1,
+                        first_extent: at,
+                        extent_count: 1,
+                    }
+                })
+                .collect();
+            let request = CommitRequest {
+                domain_seed: seed(domain),
+                items: &items,
+                extents: &extents,
+                supersedes: &[],
+                credit_bytes: 0,
+            };
+            let answer = self.drive(Committing::new(peer.id, request), slices);
+            let stored_all = |outcome: &CommitOutcome| {
+                matches!(outcome, CommitOutcome::Published | CommitOutcome::PartAccepted)
+            };
+            assert!(answer.outcomes.iter().all(stored_all));
+            stored += some;
+        }
+        self.prompts += count.div_ceil(chain);
+    }
+
+    fn read(&mut self, peer: &Peer, prompt: u32, chunk: u32) -> (ObjectId, u64) {
+        let id = ObjectId {
+            key: key(prompt, chunk),
+            group: 0,
+        };
+        let found = self
+            .core
+            .retrieve(peer.id, seed(1), 0, 0, &[id])
+            .expect("a retrieve");
+        self.core.release(peer.id, &[found.pin]).expect("its pin");
+        (id, found.places[0].incarnation)
+    }
+
+    fn run(&mut self) {
+        let records = self.records;
+        let engine = self.engine(1, 1, 1);
+        let mut slices = Slices::default();
+        // A quarter in long chains, the rest in chains of 64.
+        self.fill(&engine, 1, records / 4, CHAIN, &mut slices);
+        self.fill(&engine, 1, records - records / 4, 64, &mut slices);
+        self.rows.push(("commits of 8,192 new objects", slices));
+
+        let readers: Vec<Peer> = (0..200).map(|at| self.peer(at + 50)).collect();
+        for (at, reader) in (0_u64..).zip(&readers) {
+            let words = (0..4096).map(|word| (at * 4096 + word) % u64::from(records) + 1);
+            reader.pin(&words.collect::<Vec<_>>());
+        }
+        let reporting = Reporting::new(&self.core);
+        self.measure("status with 200 clients of 4,096 pins each", reporting);
+        self.measure(
+            "grant of 2/3 of the pool beside as many pins",
+            Grant::new(engine.id, u64::from(records) * FRAME_BYTES),
+        );
+        for (at, reader) in readers.iter().enumerate() {
+            reader.pin(if at < 16 { &[1; 4096] } else { &[] });
+            reader.log(&vec![at as u64 + 1; slabs::TOUCHED_WORDS]);
+        }
+        let granted = self.measure(
+            "grant of half of the pool, 200 full logs",
+            Grant::new(engine.id, u64::from(records) * FRAME_BYTES),
+        );
+        drop(granted);
+        let other = self.engine(9, 1, 1);
+        let all = self.core.grant(other.id, u64::MAX).expect("a grant");
+        let frames = all.iter().flat_map(|extent| extent.frames());
+        let odd: Vec<Extent> = frames
+            .filter(|frame| frame % 2 == 1)
+            .map(|frame| Extent::new(frame, 1))
+            .take(131_072)
+            .collect();
+        self.measure("abort of up to 131,072 runs", Abort::new(other.id, &odd));
+        let mut other = other;
+        other.lock = None;
+        self.measure(
+            "death of a client with as many runs of credit",
+            ClientGone::new(other.id),
+        );
+        let mut engine = engine;
+        engine.lock = None;
+        self.measure(
+            "death of a client with half of the pool",
+            ClientGone::new(engine.id),
+        );
+
+        // A chain whose end is pinned while its root is discarded.
+        let engine = self.engine(2, 1, 1);
+        let first = self.prompts;
+        let mut untold = Slices::default();
+        self.fill(&engine, 1, CHAIN, CHAIN, &mut untold);
+        let one = self.prompts;
+        self.fill(&engine, 1, 1, 1, &mut untold);
+        let named = [self.read(&engine, one, 0)];
+        self.measure("discard of one object", Discard::new(engine.id, seed(1), &named));
+        let id = ObjectId {
+            key: key(first, CHAIN - 1),
+            group: 0,
+        };
+        let held = self
+            .core
+            .retrieve(engine.id, seed(1), 0, 0, &[id])
+            .expect("a retrieve");
+        let named = [self.read(&engine, first, 0)];
+        self.measure(
+            "discard of a chain of 2,048 that is pinned",
+            Discard::new(engine.id, seed(1), &named),
+        );
+        self.core.release(engine.id, &[held.pin]).expect("its pin");
+        let free = self.core.status().pool.free;
+        self.measure(
+            "grant that frees it from limbo",
+            Grant::new(engine.id, free + FRAME_BYTES),
+        );
+
+        // Half of an engine of two ranks.
+        let mut rank = self.engine(3, 2, 2);
+        self.core.clear().expect("a clear");
+        let begun = (records / 4).max(ITEMS.min(records / 2));
+        let mut slices = Slices::default();
+        self.fill(&rank, 2, begun, 64, &mut slices);
+        self.rows
+            .push(("commits of 8,192 parts of incomplete objects", slices));
+        let mut slices = Slices::default();
+        self.fill(&engine, 1, 1024, 64, &mut slices);
+        self.rows.push(("commit of 1,024 objects beside them", slices));
+        let registration = self.registration(2, 2);
+        let again = self.peer(3);
+        self.measure(
+            "registration that ends 1/4 as many incomplete objects",
+            Register::new(again.id, &registration),
+        );
+        self.core.unregister(again.id).expect("a registration");
+        let registration = self.registration(2, 2);
+        self.core
+            .register(rank.id, &registration)
+            .expect("a registration");
+        self.fill(&rank, 2, begun, CHAIN, &mut slices.clone());
+        rank.lock = None;
+        self.measure(
+            "death of a rank with as many, in chains of 2,048",
+            ClientGone::new(rank.id),
+        );
+        self.fill(&engine, 1, records / 4, 64, &mut untold);
+        let clear = Clear::new(&self.core);
+        self.measure("clear of 1/4 as many objects", clear);
+    }
+}
