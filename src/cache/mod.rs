@@ -52,7 +52,7 @@ pub use error::CoreError;
 pub use looking::Looking;
 pub use policy::{EvictionPolicy, Lru};
 pub use read::{EndingSession, Releasing};
-pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
+pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS, MAX_REGISTERED_PARTS};
 pub use retrieving::Retrieving;
 pub use shape::{DomainShape, GroupShape};
 pub use tails::{TailList, Tails};
