@@ -65,7 +65,7 @@ pub use looking::Looking;
 pub use pin_scan::Tidy;
 pub use policy::{EvictionPolicy, Lru, Place};
 pub use read::{EndingSession, Releasing};
-pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
+pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS, MAX_REGISTERED_PARTS};
 pub use retrieving::Retrieving;
 pub use reuse::{DomainReuse, MAX_REUSE_DOMAINS, REUSE_WORDS, ReuseCounters};
 pub use shape::{DomainShape, GroupShape};
