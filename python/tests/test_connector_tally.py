@@ -43,6 +43,13 @@ def test_the_engine_s_own_figure_of_what_it_holds_is_taken() -> None:
     assert (tokens["asked"], tokens["held"]) == (63, 37)
 
 
+def test_what_cannot_be_is_bounded() -> None:
+    for local, external, counted in ((-5, -1, (100, 0, 0)), (200, 50, (0, 100, 0)), (20, 1 << 70, (80, 20, 80))):
+        one, tokens = tally()
+        one.admitted(request(100), local, external)
+        assert (tokens["asked"], tokens["held"], tokens["hit"]) == counted
+
+
 def test_loads_between_steps_end_with_their_report() -> None:
     one, tokens = tally()
     for name, count in (("good", 64), ("bad", 48)):

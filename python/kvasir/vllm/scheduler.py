@@ -311,7 +311,7 @@ class SchedulerRole:
         finally:
             if load.broken and not self.loads_async:
                 load.blocks = loads.blocks_to_fill(self._geometry, table, local, total)
-            self._count_load(request.request_id, table, local, total)
+            self._count_load(request.request_id, table, local, max(min(total, request.num_tokens), local))
 
     def _count_load(self, request_id: str, table: Table, local: int, total: int) -> None:
         if self.loads_async:

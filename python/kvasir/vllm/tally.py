@@ -51,14 +51,18 @@ class Tally:
         """The engine has blocks for a request: it holds `local` tokens and counts on the load of `external` more."""
         if getattr(request, "num_computed_tokens", 0):
             return  # back from a load between steps, and counted before that
-        if getattr(request, "num_preemptions", 0):
-            asked = request.num_tokens - local
-            self._client.count_reuse(preempted_asked=asked, preempted_hit=external)
-            return
+        preempted = getattr(request, "num_preemptions", 0) > 0
         # The engine's own hit may end inside a block, which a question about the rest of the request does not tell.
-        stats = getattr(request, "prefill_stats", None)
+        stats = None if preempted else getattr(request, "prefill_stats", None)
         held = local if stats is None else stats.num_local_cached_tokens
-        self._client.count_reuse(requests=1, asked=request.num_tokens - held, held=held, hit=external)
+        # An engine that says what cannot be is not counted as if it could.
+        held = min(max(held, 0), request.num_tokens)
+        asked = request.num_tokens - held
+        hit = min(max(external, 0), asked)
+        if preempted:
+            self._client.count_reuse(preempted_asked=asked, preempted_hit=hit)
+        else:
+            self._client.count_reuse(requests=1, asked=asked, held=held, hit=hit)
 
     def loads_between_steps(self, request_id: str, tokens: int) -> None:
         """A load has been planned that ends with the report of every rank."""
