@@ -6,7 +6,9 @@ all agree. Until it is known nothing is reused or stored.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 import time
 from typing import Any
 
@@ -29,9 +31,15 @@ def note_configuration() -> None:
 
 
 def load_began_ns() -> int:
-    """A moment before the engine whose scheduler role is being made began to load its weights."""
+    """A moment before the engine whose scheduler role is being made began to load its weights.
+
+    Far ahead where nobody has told: not in an engine that vLLM has started.
+    """
     configured, _configured_ns[:] = list(_configured_ns), []
-    return max(_process_began_ns(), min(configured, default=0))
+    if multiprocessing.parent_process() is not None:
+        # The engine's own process, started to load it.
+        configured = [max(_process_began_ns(), min(configured, default=0))]
+    return min(configured, default=sys.maxsize)
 
 
 def _process_began_ns() -> int:
@@ -91,7 +99,7 @@ class EngineWeights:
                 return None
             if result is None:
                 self._notes.info(
-                    "weights", f"reading {weights.path} to know its weights; until then nothing is reused or stored"
+                    "reading", f"reading {weights.path} to know its weights; until then nothing is reused or stored"
                 )
                 return None
             if result.newest_change_ns >= self._began_ns:
