@@ -362,15 +362,14 @@ def run(engine: Engine, name: str, lora: Lora, prompt: int = 1) -> int:
     one = Request(name, 170, prompt, lora_request=lora)
     external, between = engine.ask(one)
     engine.allocate(one, external or 0, more=170)
-    if between and external:
-        assert engine.wait(name) in (set(), {name})
+    failed = engine.wait(name) if between and external else set()
     manager = worker_manager.WorkerLoRAManager()
     if lora.load_inplace or lora.lora_int_id not in has_loaded(engine):
         manager._load_adapter(lora)
     output = engine.step({name: (one, 170)})
     engine.finish(one)
     engine.step()
-    return 0 if output.bad_blocks else external or 0
+    return 0 if output.bad_blocks or failed else external or 0
 
 
 def has_loaded(engine: Engine) -> set[int]:
@@ -405,8 +404,8 @@ def test_a_replaced_adapter_is_never_served(
     second.close()
 
     third = engines(name="third", **more)
-    for number in range(3):
-        assert run(third, f"new {number}", lora, prompt=2) == (0 if not number else 0) or number
+    assert run(third, "what the old one stored", lora, prompt=2) == 0
+    assert run(third, "what the first one stored", lora) == 0
     until_hit(third, lora)
     # In place.
     adapter(place, b"3" * 3000)

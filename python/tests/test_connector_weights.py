@@ -313,8 +313,8 @@ def test_one_process_reads_and_the_others_take_it_over_also_when_it_is_killed(tm
     first.wait()
     read = [int(other.communicate()[0].split()[1]) for other in others]
     whole = 2 + (2 << 30)
-    # One of them began anew. The configuration was remembered before.
-    assert sorted(read) == [0, whole] or sorted(read) == [0, whole - 2]
+    # One of them began anew; the configuration may have been remembered by the one that was killed.
+    assert sorted(read) in ([0, whole], [0, whole - 2])
     job = WeightsJob(str(place), "", str(cache))
     eventually("the identity", lambda: job.result() is not None)
     result = job.result()

@@ -70,11 +70,15 @@ class EngineWeights:
         self._began_ns = load_began_ns()
         self._started = time.monotonic()
         self._identity: bytes | None = None
-        self._parts: list[bytes | tuple[LocalWeights, WeightsJob]] = []
+        self._parts: list[bytes | tuple[LocalWeights, WeightsJob | Weights]] = []
         self._hopeless = False
         try:
             for part in identity.weights_parts(vllm_config, settings.weights_id):
                 if isinstance(part, LocalWeights):
+                    known = remembered_weights(part.path, part.overrides, settings.cache_dir)
+                    if known is not None:
+                        self._parts.append((part, known))
+                        continue
                     job = WeightsJob(part.path, part.overrides, settings.cache_dir, settings.hash_threads)
                     self._parts.append((part, job))
                 else:
@@ -93,7 +97,7 @@ class EngineWeights:
                 continue
             weights, job = part
             try:
-                result = job.result()
+                result = job.result() if isinstance(job, WeightsJob) else job
             except OSError as error:
                 self._give_up(f"the weights have no identity: {error}")
                 return None
@@ -132,6 +136,6 @@ class EngineWeights:
     def close(self) -> None:
         """Ends the search."""
         for part in self._parts:
-            if not isinstance(part, bytes):
+            if not isinstance(part, bytes) and isinstance(part[1], WeightsJob):
                 part[1].cancel()
         self._parts = []
