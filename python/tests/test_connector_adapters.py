@@ -372,6 +372,12 @@ def run(engine: Engine, name: str, lora: Lora, prompt: int = 1) -> int:
     return 0 if output.bad_blocks or failed else external or 0
 
 
+def know(engine: Engine, lora: Lora) -> None:
+    """Waits until the engine's scheduler role knows what the adapter is."""
+    adapters = engine.scheduler._scheduler._adapters
+    eventually("what it is", lambda: adapters.of(adapters.entry(lora)) is not None)
+
+
 def has_loaded(engine: Engine) -> set[int]:
     return set(engine.ranks[0].connector._worker._adapters._loaded)
 
@@ -404,6 +410,7 @@ def test_a_replaced_adapter_is_never_served(
     second.close()
 
     third = engines(name="third", **more)
+    know(third, lora)
     assert run(third, "what the old one stored", lora, prompt=2) == 0
     assert run(third, "what the first one stored", lora) == 0
     until_hit(third, lora)
