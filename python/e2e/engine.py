@@ -4,7 +4,7 @@ The driver (`process.py`) owns the other end. A message is one JSON object on on
 A new engine process says {"pid": n}, so that it can be ended whatever happens next. The first message from the
 driver configures the engine; the reply says that it is ready: {"start_s": s, "prefix_cache": bool}. Then:
 
-    {"op": "generate", "prompts": [[token, ...], ...], "max_tokens": n}
+    {"op": "generate", "prompts": [[token, ...], ...], "max_tokens": n}   with "lora": arguments of LoRARequest
         -> {"outputs": [{"token_ids", "logprobs", "cached_tokens", "finish_reason"}, ...], "wall_s": s}
     {"op": "reset_prefix_cache", "connector": bool}  -> {"attempts": n}
     {"op": "step_order", "order": name, ...}         -> see steps.py; only engines in one process
@@ -69,16 +69,20 @@ class Orders:
         """Whether the engine has a prefix cache of its own; it turns it off for some architectures."""
         return self._llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
 
-    def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
-        """Runs the prompts as one batch, greedily."""
+    def generate(
+        self, prompts: list[list[int]], max_tokens: int, lora: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Runs the prompts as one batch, greedily, with an adapter if one is given."""
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
 
         sampling = SamplingParams(
             temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=1
         )
         requests = [{"prompt_token_ids": tokens} for tokens in prompts]
         started = time.perf_counter()
-        results = self._llm.generate(requests, sampling, use_tqdm=False)
+        adapter = LoRARequest(**lora) if lora else None
+        results = self._llm.generate(requests, sampling, use_tqdm=False, lora_request=adapter)
         wall_s = time.perf_counter() - started
         return {"outputs": [output_of(result) for result in results], "wall_s": wall_s}
 

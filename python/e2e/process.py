@@ -114,9 +114,12 @@ class Engine:
             raise
         return self
 
-    def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
-        """Runs prompts as one batch; the reply holds outputs and the wall time inside the engine."""
-        return self._ask({"op": "generate", "prompts": prompts, "max_tokens": max_tokens}, ORDER_S)
+    def generate(
+        self, prompts: list[list[int]], max_tokens: int, lora: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Runs prompts as one batch; the reply holds outputs and the wall time inside the engine. `lora`: an adapter, as
+        the arguments of the engine's `LoRARequest`."""
+        return self._ask({"op": "generate", "prompts": prompts, "max_tokens": max_tokens, "lora": lora}, ORDER_S)
 
     def reset_prefix_cache(self, connector: bool = False) -> None:
         """Empties the engine's own prefix cache, and with `connector` what the connector stored."""

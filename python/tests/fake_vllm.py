@@ -52,6 +52,13 @@ class CacheHitSource(str, enum.Enum):
     HOST = "host"
 
 
+class WorkerLoRAManager:
+    """Loads nothing; that it is asked to is all that a watcher sees."""
+
+    def _load_adapter(self, lora_request: Any) -> str:
+        return f"loaded {lora_request.lora_name}"
+
+
 def _plain(name: str) -> type:
     return type(name, (), {})
 
@@ -74,6 +81,7 @@ def _install() -> None:
     _module("vllm.config", get_current_vllm_config_or_none=lambda: None)
     _module("vllm.logger", init_logger=logging.getLogger)
     _module("vllm.distributed.parallel_state", get_pp_group=lambda: types.SimpleNamespace(world_size=1, cpu_group=None))
+    _module("vllm.lora.worker_manager", WorkerLoRAManager=WorkerLoRAManager)
     _module("vllm.v1.metrics.cache_hit_source", CacheHitSource=CacheHitSource)
     _module(
         "vllm.distributed.kv_transfer.kv_connector.v1.base",

@@ -161,11 +161,13 @@ class Engine:
     def __init__(
         self, socket: str | Sequence[str], specs: Sequence[Any] = FULL_SPECS, name: str = "engine", ranks: int = 1,
         odd: Sequence[Any] | None = None, shape: Shape | None = None, rank_type: Callable[..., Any] = Rank,
-        role: str = "kv_both", policy: str = "recompute", **settings: Any,
+        role: str = "kv_both", policy: str = "recompute", model: str = "test/model", lora_config: Any = None,
+        **settings: Any,
     ) -> None:  # fmt: skip
         """`odd`: what the last rank has in place of `specs`. `ranks`: tensor-parallel ones, short for a `shape`.
 
-        `role` and `policy`: the engine's `kv_role` and `kv_load_failure_policy`. `rank_type`: `Rank`, or what has a
+        `role` and `policy`: the engine's `kv_role` and `kv_load_failure_policy`. `model`: a directory, with the setting
+        `weights_id` as None, where its files are to be looked at. `rank_type`: `Rank`, or what has a
         rank run elsewhere.
         """
         shape = shape or Shape(ranks)
@@ -176,7 +178,7 @@ class Engine:
         self.kv_config = kv_config(specs, shape)
         self.geometry = geometries.resolve(self.kv_config, shape.dcp)
         span = max(span for _, span in self.geometry.spans)
-        self.config = config = functools.partial(_config, name, extra, (role, policy), span, shape)
+        self.config = config = functools.partial(_config, name, extra, (role, policy), span, shape, (model, lora_config))
         self.ranks = [
             rank_type(config(rank), kv_config(specs, shape), rank, shape.held(rank, specs))
             for rank in range(shape.ranks)
@@ -452,10 +454,12 @@ def _first_needed(kind: str, window: int, span: int, total: int) -> int:
 
 
 def _config(
-    name: str, extra: Mapping[str, Any], transfer: tuple[str, str], block_size: int, shape: Shape, rank: int
-) -> Any:
+    name: str, extra: Mapping[str, Any], transfer: tuple[str, str], block_size: int, shape: Shape,
+    loaded: tuple[str, Any], rank: int,
+) -> Any:  # fmt: skip
     space = types.SimpleNamespace
     role, policy = transfer
+    model, lora_config = loaded
     return space(
         kv_transfer_config=space(
             kv_connector_extra_config=dict(extra), engine_id=name, kv_role=role, kv_load_failure_policy=policy
@@ -469,7 +473,8 @@ def _config(
             max_num_scheduled_tokens=None, max_num_batched_tokens=8192, long_prefill_token_threshold=0,
             long_prefill_token_threshold_adaptive=False,
         ),
-        model_config=space(model="test/model", dtype="torch.bfloat16", hf_config=space()),
+        model_config=space(model=model, dtype="torch.bfloat16", hf_config=space()),
+        lora_config=lora_config,
         load_config=space(load_format="auto"),
         compilation_config=space(static_forward_context={}),
         max_concurrent_batches=1,

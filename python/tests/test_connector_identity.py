@@ -51,6 +51,74 @@ def test_flags_that_change_values_count(tmp_path: pathlib.Path) -> None:
         assert identity.weights_id(other, None) != identity.weights_id(base, None)
 
 
+def test_whatever_an_engine_loads_counts(tmp_path: pathlib.Path) -> None:
+    """Siblings of weights: other formats, shards in subdirectories, quantization, code, draft models."""
+    seen = set()
+
+    def differs(one: Any) -> None:
+        found = identity.weights_id(one, None)
+        assert found not in seen
+        seen.add(found)
+
+    place = weights(tmp_path / "a")
+    differs(config(place))
+    for number, (name, content) in enumerate(
+        (("pytorch_model.bin", b"b"), ("hf_quant_config.json", b"{}"), ("modeling_own.py", b""), ("encoder/w.pt", b"e"),
+         ("model.safetensors.index.json", b"{}"), ("params.json", b"{}"))
+    ):  # fmt: skip
+        other = weights(tmp_path / str(number))
+        (other / name).parent.mkdir(exist_ok=True)
+        (other / name).write_bytes(content)
+        differs(config(other))
+    for fields in ({"disable_sliding_window": True}, {"quantization_config": {"linear": "fp8"}}, {"config_format": "mistral"}):
+        differs(config(place, **fields))
+    differs(config(place, load_format="pt"))
+    sharded = config(place, load_format="sharded_state")
+    differs(sharded)
+    sharded.load_config.model_loader_extra_config = {"pattern": "rank-{rank}.safetensors"}
+    differs(sharded)
+    fast = config(place)
+    fast.load_config.model_loader_extra_config = {"enable_multithread_load": True, "num_threads": 4}
+    assert identity.weights_id(fast, None) == identity.weights_id(config(place), None)
+    for content in (b"1", b"2"):
+        drafted = config(place)
+        draft = weights(tmp_path / f"draft-{content.decode()}", content)
+        drafted.speculative_config = types.SimpleNamespace(draft_model_config=config(draft).model_config)
+        differs(drafted)
+    multi = config(place)
+    multi.speculative_config = types.SimpleNamespace(draft_model_config=config(place).model_config)
+    assert identity.weights_id(multi, None) == identity.weights_id(config(place), None)
+
+
+def test_a_model_in_one_file_goes_by_its_content(tmp_path: pathlib.Path) -> None:
+    for name, content in (("a.gguf", b"1"), ("b.gguf", b"1"), ("c.gguf", b"2")):
+        (tmp_path / name).write_bytes(content)
+    one, same, other = (config(tmp_path / name) for name in ("a.gguf", "b.gguf", "c.gguf"))
+    assert identity.weights_id(one, None) == identity.weights_id(same, None) != identity.weights_id(other, None)
+    assert identity.model_name(one.model_config) == identity.model_name(same.model_config)
+
+
+@pytest.mark.parametrize("load_format", ["tensorizer", "ipc_cache", "modelexpress", "own_plugin"])
+def test_weights_from_elsewhere_need_a_name(tmp_path: pathlib.Path, load_format: str) -> None:
+    for one in (config(weights(tmp_path / "a"), load_format), config("acme/tiny", load_format, commit="abc")):
+        with pytest.raises(OSError, match=r"kvasir\.weights_id"):
+            identity.weights_id(one, None)
+        assert identity.weights_id(one, "mine") == b"mine"
+    streamed = config(tmp_path / "a", model_weights="s3://bucket/model")
+    with pytest.raises(OSError, match="s3://bucket/model"):
+        identity.weights_id(streamed, None)
+
+
+def test_the_outline_is_the_same_for_equal_weights_and_reads_nothing(tmp_path: pathlib.Path) -> None:
+    one, same, other = (
+        config(weights(tmp_path / name, content)) for name, content in (("a", b"1"), ("b", b"2"), ("c", b"333"))
+    )
+    outlines = [identity.weights_outline(each, None) for each in (one, same, other)]
+    assert outlines[0] == outlines[1] != outlines[2]
+    hub = config("acme/tiny", commit="abc")
+    assert identity.weights_outline(hub, None) == identity.weights_id(hub, None)
+
+
 def test_hub_models_go_by_their_commit_and_need_one() -> None:
     assert identity.weights_id(config("acme/tiny", commit="abc"), None) == b"acme/tiny@abc"
     with pytest.raises(OSError, match=r"kvasir\.weights_id"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from fakes import objects
 from kvasir.vllm.scheduler import Scheduled
 from test_connector_scheduler import TABLE, Engine, hit, request
+from test_native import eventually
 
 
 @pytest.mark.parametrize("fields", [{"prompt_embeds": object()}, {"resumable": True}, {"prompt_token_ids": None}])
@@ -64,22 +66,42 @@ def test_params_that_are_no_mapping_are_not_given(params: Any) -> None:
     assert engine.plan(Scheduled("r", 64, 170, True), tables={"r": TABLE}).stores is not None
 
 
-def test_extra_keys_separate_requests() -> None:
+def test_extra_keys_separate_requests(tmp_path: pathlib.Path) -> None:
     class Position:
         offset, length = 3, 5
 
     class Feature:
         identifier, mm_position = "image", Position
 
-    class Lora:
-        lora_name, lora_path = "a", "b"
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"a")
 
-    engine = Engine()
+    class Lora:
+        lora_name, lora_int_id, lora_path = "a", 1, str(tmp_path)
+
+    engine = Engine(cache_dir=str(tmp_path / "digests"))
     keys = set()
     for number, fields in enumerate([{}, {"cache_salt": "s"}, {"lora_request": Lora}, {"mm_features": [Feature]}]):
         one = request(name=str(number), **fields)
-        engine.role.matched(one, 0)
+        eventually("a chain", lambda: engine.role.matched(one, 0) and engine.role._states[str(number)].chain)
         chain = engine.role._states[str(number)].chain
         assert chain is not None
         keys.add(chain.chunk_key(1))
     assert len(keys) == 4
+
+
+def test_media_that_the_engine_counts_bypass_the_cache() -> None:
+    """What is called first in one engine is another picture than what is called first in the next."""
+
+    class Position:
+        offset, length = 3, 5
+
+    class Feature:
+        identifier, mm_position = "renderer0-mm-1-image-0", Position
+
+    engine = Engine()
+    engine.role._counts_media = True
+    engine.answer(hit(160))
+    assert engine.role.matched(request(mm_features=[Feature]), 0) == (0, False)
+    assert engine.plan(Scheduled("r", 0, 170, True), tables={"r": TABLE}).stores is None
+    assert not engine.client.asked
+    assert engine.role.matched(request(name="text"), 0) == (160, False)

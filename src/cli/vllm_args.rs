@@ -165,7 +165,9 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
         ),
         "checksums" => expect(value.is_boolean(), "true or false"),
         "hash_threads" => expect(
-            value.as_u64().is_some_and(|count| (1..=THREADS_MAX).contains(&count)),
+            value
+                .as_u64()
+                .is_some_and(|count| (1..=THREADS_MAX).contains(&count)),
             "an integer above 0, up to 256",
         ),
         "preferred_base" | "credit_bytes" => expect(

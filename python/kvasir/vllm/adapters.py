@@ -49,6 +49,8 @@ class Adapters:
         self._notes = notes
         self._entries: dict[tuple[int, str], Entry] = {}
         self._by_name: dict[str, list[Entry]] = {}
+        self._workers: dict[int, Loaded] = {}
+        """What workers have loaded last under each number."""
         self._mixed: set[str] = set()
         """Names under which the engine's own prefix cache may hold blocks of several adapters."""
 
@@ -60,7 +62,11 @@ class Adapters:
             overrides = adapter_overrides(self._lora_config, request)
             entry = Entry(request.lora_int_id, request.lora_name, request.lora_path, overrides)
             self._by_name.setdefault(entry.name, []).append(entry)
-            self._search(entry, local_path(entry.path))
+            path, there = local_path(entry.path), self._workers.get(entry.number)
+            if there is not None and (path is None or path == there.path):
+                # Loaded before the first request came, as by an API call.
+                entry.loaded, path = there, there.path
+            self._search(entry, path)
             if len(self._entries) >= ADAPTERS_MAX:
                 self._forget(next(iter(self._entries)))
         self._entries[key] = entry
@@ -75,8 +81,8 @@ class Adapters:
 
     def _search(self, entry: Entry, path: str | None) -> None:
         entry.adapter, entry.job = None, None
-        if path is None:
-            return  # the hub's; a worker says where it lies once the engine has it
+        if path is None or (entry.loaded is not None and not entry.loaded.stamp):
+            return  # the hub's, of which a worker says where it lies once the engine has it; or nobody knows what it was
         try:
             known = remembered_weights(path, entry.overrides, self._settings.cache_dir)
             if known is not None:
@@ -113,6 +119,10 @@ class Adapters:
     def loaded(self, number: int, loaded: Loaded) -> bool:
         """Takes what workers have loaded under a number; whether it replaced what they had before."""
         replaced = False
+        self._workers.pop(number, None)
+        if len(self._workers) >= ADAPTERS_MAX:
+            del self._workers[next(iter(self._workers))]
+        self._workers[number] = loaded
         for entry in [one for one in self._entries.values() if one.number == number]:
             before, entry.loaded = entry.loaded, loaded
             known = entry.adapter

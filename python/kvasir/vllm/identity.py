@@ -20,13 +20,13 @@ def engine_instance(vllm_config: Any) -> bytes:
 
 
 def model_name(model_config: Any) -> str:
-    """The model's name on the hub, or for a directory its architecture, with what flags change about its values.
+    """The model's name on the hub, or for local files its architecture, with what flags change about its values.
 
-    A directory's path says nothing: the same files may be mounted elsewhere, and it is the weights' identity that
+    A path says nothing: the same files may be mounted elsewhere, and it is the weights' identity that
     tells them apart.
     """
     name = model_config.model
-    if os.path.isdir(name):
+    if os.path.exists(name):
         name = "+".join(getattr(model_config.hf_config, "architectures", None) or ["model"])
     return f"{name}|{_overrides(model_config)}"
 

@@ -360,7 +360,7 @@ class SchedulerRole:
         handed: Mapping[str, Sequence[tuple[int, int, int]]],
     ) -> StepPlan:
         """Everything that this step loads and stores. `table_of(request id)` gives a request's current block table."""
-        plan = StepPlan(epoch=self._epoch, weights=self._told_weights)
+        plan = StepPlan(epoch=self._epoch)
         new, self._loads = self._loads, []
         if self.loads_async:
             plan.async_loads = new
@@ -375,6 +375,7 @@ class SchedulerRole:
             plan.stores = self._plan_stores(scheduled, table_of, handed)
         except Exception as error:  # a cache that cannot store is still a cache
             self._notes.failure("stores", "planning stores", error)
+        plan.weights = self._told_weights
         return plan
 
     def _end_pass(self) -> None:

@@ -6,7 +6,9 @@ all agree. Until it is known nothing is reused or stored.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 import time
 from typing import Any
 
@@ -29,9 +31,15 @@ def note_configuration() -> None:
 
 
 def load_began_ns() -> int:
-    """A moment before the engine whose scheduler role is being made began to load its weights."""
+    """A moment before the engine whose scheduler role is being made began to load its weights.
+
+    Far ahead where nobody has told: not in an engine that vLLM has started.
+    """
     configured, _configured_ns[:] = list(_configured_ns), []
-    return max(_process_began_ns(), min(configured, default=0))
+    if multiprocessing.parent_process() is not None:
+        # The engine's own process, started to load it.
+        configured = [max(_process_began_ns(), min(configured, default=0))]
+    return min(configured, default=sys.maxsize)
 
 
 def _process_began_ns() -> int:
@@ -62,11 +70,15 @@ class EngineWeights:
         self._began_ns = load_began_ns()
         self._started = time.monotonic()
         self._identity: bytes | None = None
-        self._parts: list[bytes | tuple[LocalWeights, WeightsJob]] = []
+        self._parts: list[bytes | tuple[LocalWeights, WeightsJob | Weights]] = []
         self._hopeless = False
         try:
             for part in identity.weights_parts(vllm_config, settings.weights_id):
                 if isinstance(part, LocalWeights):
+                    known = remembered_weights(part.path, part.overrides, settings.cache_dir)
+                    if known is not None:
+                        self._parts.append((part, known))
+                        continue
                     job = WeightsJob(part.path, part.overrides, settings.cache_dir, settings.hash_threads)
                     self._parts.append((part, job))
                 else:
@@ -85,13 +97,13 @@ class EngineWeights:
                 continue
             weights, job = part
             try:
-                result = job.result()
+                result = job.result() if isinstance(job, WeightsJob) else job
             except OSError as error:
                 self._give_up(f"the weights have no identity: {error}")
                 return None
             if result is None:
                 self._notes.info(
-                    "weights", f"reading {weights.path} to know its weights; until then nothing is reused or stored"
+                    "reading", f"reading {weights.path} to know its weights; until then nothing is reused or stored"
                 )
                 return None
             if result.newest_change_ns >= self._began_ns:
@@ -124,6 +136,6 @@ class EngineWeights:
     def close(self) -> None:
         """Ends the search."""
         for part in self._parts:
-            if not isinstance(part, bytes):
+            if not isinstance(part, bytes) and isinstance(part[1], WeightsJob):
                 part[1].cancel()
         self._parts = []
