@@ -146,8 +146,8 @@ def test_an_aborted_request_leaves_nothing_behind_at_any_stage(place: Place, mod
     engine, request = seeded(place.start, model), Request("r", TOKENS)
     before = engine.snapshot()
     reach(engine, request, model, stage)
-    # A load within a step is held until the next one is planned.
-    held = stage in ("offered", "allocated") or (stage == "loaded" and not engine.loads_between_steps)
+    # An offer is held until the request is told, asked about again or ended, a load within a step until the next is planned.
+    held = stage in ("never admitted", "offered", "allocated") or (stage == "loaded" and not engine.loads_between_steps)
     for server in place.servers:
         assert (status(server)["pool"]["pinned"] > 0) == held
     planned = engine.loads_between_steps and stage not in ("never asked", "never admitted", "offered")

@@ -19,7 +19,7 @@ use crate::pool::EpochReader;
 use crate::shm::atfork::ForkClosedFd;
 use crate::shm::lock::try_lock_byte;
 use crate::shm::{Mapping, ReadOnly, ReadWrite, ShmError};
-use crate::sync::shared::Ordering;
+use crate::sync::shared::{AtomicU64, Ordering};
 use crate::wire::{self, GroupKind, RegionKind};
 
 /// Mappings go before the lock does.
@@ -30,6 +30,8 @@ pub(super) struct Attached {
     epochs: EpochReader<ReadOnly>,
     slab: Arc<Mapping<ReadWrite>>,
     pins: Mutex<PinWords>,
+    /// Pins that made room for others and are not counted yet.
+    evicted: AtomicU64,
     /// Of domains in which all ranks have registered.
     shapes: Mutex<HashMap<ChunkKey, Arc<DomainShape>>>,
     /// Boot sequence under which this connection lives.
@@ -78,6 +80,7 @@ impl Attached {
         }
         Ok(Self {
             pins: Mutex::new(PinWords::new(Arc::clone(&slab), layout.frames())),
+            evicted: AtomicU64::new(0),
             shapes: Mutex::default(),
             boot_seq: regions.boot_seq(),
             index,
@@ -126,7 +129,9 @@ impl Attached {
         let reader = IndexReader::new(&self.index, self.layout);
         let is_current = || self.boot_unchanged();
         let mut pins = self.pins();
-        match direct::look_up(&reader, &shape, request, &mut pins, is_current) {
+        let found = direct::look_up(&reader, &shape, request, &mut pins, is_current);
+        self.note_evicted(&mut pins);
+        match found {
             Ok(found) => Some(found),
             Err(OtherDomain) => {
                 self.shapes().remove(&request.domain_seed);
@@ -138,7 +143,10 @@ impl Attached {
     /// Pins objects for reading, from memory. Nothing where the server has to be asked.
     pub(super) fn retrieve(&self, request: &RetrieveRequest<'_>) -> Option<(RetrieveAnswer, bool)> {
         let reader = IndexReader::new(&self.index, self.layout);
-        direct::retrieve(&reader, request, &mut self.pins(), || self.boot_unchanged())
+        let mut pins = self.pins();
+        let found = direct::retrieve(&reader, request, &mut pins, || self.boot_unchanged());
+        self.note_evicted(&mut pins);
+        found
     }
 
     /// Takes pins back: all of them or, where one is not held or is named twice, none.
@@ -157,7 +165,17 @@ impl Attached {
 
     /// How many pins have made room for others since this was last asked.
     pub(super) fn take_evicted(&self) -> u64 {
-        self.pins().take_evicted()
+        match self.evicted.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.evicted.swap(0, Ordering::Relaxed),
+        }
+    }
+
+    fn note_evicted(&self, pins: &mut PinWords) {
+        let evicted = pins.take_evicted();
+        if evicted > 0 {
+            self.evicted.fetch_add(evicted, Ordering::Relaxed);
+        }
     }
 
     /// Takes all pins of a session back.

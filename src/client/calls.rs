@@ -210,7 +210,10 @@ fn look_up_at(
 ) -> Option<LookupAnswer> {
     let attached = session.attached().filter(|attached| attached.boot_unchanged())?;
     let found = attached.look_up(question)?;
-    add(Stat::EvictedPins, attached.take_evicted());
+    let evicted = attached.take_evicted();
+    if evicted > 0 {
+        add(Stat::EvictedPins, evicted);
+    }
     for (stat, count) in [
         (Stat::DirectLookups, 1),
         (Stat::Requested, found.requested),

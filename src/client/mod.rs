@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! Client   public calls; any thread            (handle, store, load, tickets)
-//!   Core   the link, what is remembered, state (state, wanted, recover)
+//!   Core   the link, what is remembered, state (state, link, wanted, recover, wake)
 //!     Session   one connection's mappings, lock byte, pins, credit (session, attached, extents, populate)
 //!     Connection   frames over the socket, with a deadline   (connection)
 //! KvMemory  the engine's pages                 (layout)
@@ -25,6 +25,7 @@ mod error;
 mod extents;
 mod handle;
 mod layout;
+mod link;
 mod load;
 mod populate;
 mod present;

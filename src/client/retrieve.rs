@@ -58,7 +58,10 @@ impl Core {
             ids: &ids.iter().map(id).collect::<Vec<_>>(),
         };
         let (answer, shortened) = attached.retrieve(&request)?;
-        self.counters.add(Stat::EvictedPins, attached.take_evicted());
+        let evicted = attached.take_evicted();
+        if evicted > 0 {
+            self.counters.add(Stat::EvictedPins, evicted);
+        }
         if shortened {
             self.counters.add(Stat::Shortened, 1);
             attached.count(Stat::Shortened, 1);

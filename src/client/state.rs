@@ -3,8 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use super::connection::{CallError, Connection, LATE};
+use super::connection::{Connection, LATE};
 use super::layout::KvMemory;
+use super::link::LinkGuard;
 use super::populate::Populated;
 use super::session::Session;
 use super::stats::{Counters, REUSE, Stat};
@@ -14,7 +15,6 @@ use super::{ClientConfig, ClientError};
 use crate::cache::ReuseCounters;
 use crate::shm::atfork::process_generation;
 use crate::sync::shared::{AtomicBool, AtomicU64, Ordering};
-use crate::wire::{Reply, Request};
 
 /// The connection, if there is one.
 #[derive(Debug)]
@@ -261,11 +261,7 @@ impl Core {
         let Link::Idle(connection) = std::mem::replace(&mut state.link, Link::Busy) else {
             return Err(ClientError::unavailable(&state.reason));
         };
-        Ok(LinkGuard {
-            core: Arc::clone(self),
-            connection: Some(connection),
-            session: current,
-        })
+        Ok(LinkGuard::new(Arc::clone(self), connection, current))
     }
 
     /// Drops the connection of `session`, if that is still the one, and wakes the recovery thread.
@@ -279,7 +275,7 @@ impl Core {
 
     /// The same for a server that has not answered in time: its connection is of no more use, but what it shares still
     /// is. The slab stays this client's as long as the lock byte is held, and nobody gives the lock up here.
-    fn degrade_late(&self, session: &Session) {
+    pub(super) fn degrade_late(&self, session: &Session) {
         let mut state = self.state();
         let current = state.session.as_ref().map(|session| session.generation);
         if current == Some(session.generation) && !matches!(state.link, Link::Down) {
@@ -412,70 +408,14 @@ impl Core {
         state.closed = true;
         self.take_down(&mut state, "the client was closed", Reads::End);
     }
-}
 
-/// The right to use the connection. It goes back when this is dropped, or never if an exchange failed.
-#[derive(Debug)]
-pub(super) struct LinkGuard {
-    core: Arc<Core>,
-    connection: Option<Box<Connection>>,
-    session: Arc<Session>,
-}
-
-impl LinkGuard {
-    pub(super) fn session(&self) -> &Arc<Session> {
-        &self.session
-    }
-
-    /// One exchange. If it breaks, the client is degraded from here on.
-    pub(super) fn call(&mut self, request: &Request, deadline: Instant) -> Result<Reply, ClientError> {
-        let Some(connection) = &mut self.connection else {
-            return Err(ClientError::unavailable("the connection was dropped"));
-        };
-        let answer = connection.call(request, deadline);
-        if let Err(error) = &answer {
-            self.failed(error);
-        }
-        answer.map_err(ClientError::from)
-    }
-
-    /// Sends a request whose answer does not matter.
-    pub(super) fn post(&mut self, request: &Request, deadline: Instant) {
-        if let Some(connection) = &mut self.connection
-            && let Err(error) = connection.post(request, deadline)
-        {
-            self.failed(&error);
-        }
-    }
-
-    fn failed(&mut self, error: &CallError) {
-        match error {
-            CallError::Refused(_) => {}
-            CallError::Broken(reason) => self.give_up(reason),
-            CallError::Late => {
-                self.connection = None;
-                self.core.degrade_late(&self.session);
-            }
-        }
-    }
-
-    /// Drops the connection: it cannot be trusted any more.
-    pub(super) fn give_up(&mut self, reason: &str) {
-        self.connection = None;
-        self.core.degrade(&self.session, reason);
-    }
-}
-
-impl Drop for LinkGuard {
-    fn drop(&mut self) {
-        let Some(connection) = self.connection.take() else {
-            return;
-        };
-        let mut state = self.core.state();
+    /// Takes the connection of a link back that is still the one.
+    pub(super) fn give_back_link(&self, connection: Box<Connection>, session: &Session) {
+        let mut state = self.state();
         let current = state.session.as_ref().map(|session| session.generation);
-        if current == Some(self.session.generation) && matches!(state.link, Link::Busy) {
+        if current == Some(session.generation) && matches!(state.link, Link::Busy) {
             state.link = Link::Idle(connection);
-            self.core.changed.notify_all();
+            self.changed.notify_all();
         }
     }
 }
