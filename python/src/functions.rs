@@ -22,6 +22,7 @@ use crate::keys::bytes;
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(domain_seed, module)?)?;
     module.add_function(wrap_pyfunction!(weights_identity, module)?)?;
+    module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(resolve_geometry, module)?)?;
     module.add_function(wrap_pyfunction!(bind_geometry, module)?)?;
     module.add_function(wrap_pyfunction!(layout_fingerprint, module)?)?;
@@ -44,6 +45,12 @@ fn weights_identity<'py>(py: Python<'py>, dir: &str, overrides: &str) -> PyResul
     let identity =
         read.map_err(|error| PyOSError::new_err(format!("cannot read the weights in {dir}: {error}")))?;
     Ok(PyBytes::new(py, &identity))
+}
+
+#[pyfunction]
+fn parse_size(text: &str) -> PyResult<u64> {
+    let size: Result<kvasir::server::ByteSize, String> = text.parse();
+    size.map(|size| size.0).map_err(PyValueError::new_err)
 }
 
 #[pyfunction]
