@@ -20,7 +20,7 @@ MANIFEST = HERE.parent / "Cargo.toml"
 
 PYTHON = (3, 11)
 # What a release build of program and extension takes in cargo's target directory, rounded up.
-DISK_BYTES = 1_000_000_000
+DISK_BYTES = 2_000_000_000
 # A build of nothing ends long before.
 PATIENCE_S = 60
 

@@ -250,7 +250,12 @@ fn an_error_names_the_flag_the_variable_or_the_key_that_it_is_about() {
             "1KiB",
             "is 1.0 KiB; it has to be between 64.0 KiB",
         ),
-        ("max-clients", "KVASIR_MAX_CLIENTS", "many", "\"many\""),
+        (
+            "max-clients",
+            "KVASIR_MAX_CLIENTS",
+            "many",
+            "it has to be a whole number",
+        ),
         (
             "max-clients",
             "KVASIR_MAX_CLIENTS",

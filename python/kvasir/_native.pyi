@@ -382,6 +382,9 @@ def pack_blocks(ids: list[int], first: int, end: int) -> tuple[bytes, list[int]]
     """Block ids `ids[first:end]`, 8 bytes each in the machine's order (`array.array("q")`), null where the list is
     shorter; and which of them, counted from `first`, are null."""
 
+def parse_size(text: str) -> int:
+    """Bytes of a size as `kvasir serve --pool-size` reads it (`"64MiB"`, `"1.5GB"`). ValueError if it is none."""
+
 def copy_path() -> str:
     """Which host copy is used on this CPU: "avx2-8x64" (strips, bytes of each in turn), "avx2-4x512" or "portable"."""
 

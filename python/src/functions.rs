@@ -21,6 +21,7 @@ use crate::keys::bytes;
 /// Adds the functions to the module.
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(domain_seed, module)?)?;
+    module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(resolve_geometry, module)?)?;
     module.add_function(wrap_pyfunction!(bind_geometry, module)?)?;
     module.add_function(wrap_pyfunction!(layout_fingerprint, module)?)?;
@@ -34,6 +35,12 @@ fn domain_seed(py: Python<'_>, domain: DomainArg, chunk_size: u64) -> PyResult<B
     let seed = domain.fields(chunk_size).domain_seed();
     seed.map(|seed| bytes(py, &seed))
         .map_err(|error| key_error(py, error))
+}
+
+#[pyfunction]
+fn parse_size(text: &str) -> PyResult<u64> {
+    let size: Result<kvasir::server::ByteSize, String> = text.parse();
+    size.map(|size| size.0).map_err(PyValueError::new_err)
 }
 
 #[pyfunction]

@@ -54,6 +54,15 @@ def test_the_transfer_configuration_is_what_was_given() -> None:
     assert describe._transfer(SimpleNamespace(kv_connector=None)) is None
 
 
+def test_a_size_may_be_text() -> None:
+    socket = {"kvasir.socket": "/run/k.sock"}
+    for value, size in ((1 << 20, 1 << 20), ("64MiB", 64 << 20), ("1.5GB", 1_500_000_000), ("4g", 4 << 30)):
+        assert Settings.from_extra(socket | {"kvasir.credit_bytes": value}).credit_bytes == size
+    for wrong in ("64X", "0", "", 0, 1.5, True, "8000000TiB"):
+        with pytest.raises(ValueError, match="kvasir.credit_bytes"):
+            Settings.from_extra(socket | {"kvasir.credit_bytes": wrong})
+
+
 def test_the_setting_is_a_path_or_nothing() -> None:
     socket = {"kvasir.socket": "/run/k.sock"}
     assert Settings.from_extra(socket).describe_file is None

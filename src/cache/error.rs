@@ -1,8 +1,9 @@
 //! Why the core refuses a request. Each variant has the number of its code in `schema/admin.fbs`.
 //!
-//! May import `pool`, `shm`.
+//! May import `geometry`, `pool`, `shm`.
 
 use super::Extent;
+use crate::geometry::Bytes;
 use crate::pool::PoolError;
 use crate::shm::ShmError;
 
@@ -126,7 +127,7 @@ pub enum CoreError {
         pin: u64,
     },
     /// One object would not fit in an empty pool.
-    #[error("one chunk of group {group} takes {bytes} bytes, the pool has {pool}; enlarge --pool-size")]
+    #[error("one chunk of group {group} takes {}, the pool has {}; enlarge --pool-size", Bytes(*.bytes), Bytes(*.pool))]
     ObjectTooLarge {
         /// The object group.
         group: u16,

@@ -88,9 +88,13 @@ fn of_variable(error: &clap::Error, command: &str, args: &[OsString]) -> Option<
     }
     let reason = match error.get(ContextKind::ValidValue) {
         Some(ContextValue::Strings(values)) => format!("it has to be one of {}", values.join(", ")),
-        _ => error
-            .source()
-            .map_or_else(|| one_line(error), ToString::to_string),
+        _ => match error.source() {
+            Some(source) if source.is::<std::num::ParseIntError>() => {
+                "it has to be a whole number".to_owned()
+            }
+            Some(source) => source.to_string(),
+            None => one_line(error),
+        },
     };
     if reason.contains(&format!("{value:?}")) {
         return Some(format!("{variable}: {reason}"));

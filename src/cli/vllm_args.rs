@@ -170,12 +170,17 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
                 .is_some_and(|count| (1..=THREADS_MAX).contains(&count)),
             "an integer above 0, up to 256",
         ),
-        "preferred_base" | "credit_bytes" => expect(
-            value
-                .as_u64()
-                .is_some_and(|count| count > 0 && count <= COUNT_MAX),
-            "an integer above 0, up to 2^62",
-        ),
+        "preferred_base" | "credit_bytes" => {
+            let size = |text: &str| text.parse::<ByteSize>().map(|size| size.0);
+            let count = match value.as_str().filter(|_| name == "credit_bytes") {
+                Some(text) => Some(size(text)?),
+                None => value.as_u64(),
+            };
+            expect(
+                count.is_some_and(|count| count > 0 && count <= COUNT_MAX),
+                "an integer above 0, up to 2^62",
+            )
+        }
         _ => Err(format!("unknown setting; known are {}", KNOWN.join(", "))),
     }
 }
@@ -324,6 +329,22 @@ mod tests {
             let error = document(&args(&[setting])).unwrap_err();
             assert!(error.contains(setting), "{error}");
         }
+    }
+
+    #[test]
+    fn sizes_in_a_configuration_may_be_text() {
+        for (value, holds) in [
+            (json!("64MiB"), true),
+            (json!("1.5gb"), true),
+            (json!(1), true),
+            (json!("64X"), false),
+            (json!("0"), false),
+            (json!("8000000TiB"), false),
+            (json!(1.5), false),
+        ] {
+            assert_eq!(check_value("credit_bytes", &value).is_ok(), holds, "{value}");
+        }
+        assert!(check_value("preferred_base", &json!("256")).is_err());
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Why the pool cannot be made, or what its books got wrong.
 //!
-//! May import `shm`.
+//! May import `geometry`, `shm`.
 
 use super::{Extent, FRAME_BYTES};
+use crate::geometry::Bytes;
 use crate::shm::ShmError;
 
 /// A failure of the pool.
@@ -12,13 +13,13 @@ pub enum PoolError {
     #[error("pool memory: {0}")]
     Shm(#[from] ShmError),
     /// Not even one frame.
-    #[error("a pool of {bytes} bytes is smaller than one frame of {FRAME_BYTES}; enlarge --pool-size")]
+    #[error("a pool of {} is smaller than one frame of {}; enlarge --pool-size", Bytes(*.bytes), Bytes(FRAME_BYTES))]
     TooSmall {
         /// The size asked for.
         bytes: u64,
     },
     /// More frames than a record can number.
-    #[error("a pool of {bytes} bytes has more than {max} frames; reduce --pool-size")]
+    #[error("a pool of {} has more than {max} frames; reduce --pool-size", Bytes(*.bytes))]
     TooLarge {
         /// The size asked for.
         bytes: u64,

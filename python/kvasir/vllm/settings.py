@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvasir import parse_size
+
 PREFIX = "kvasir."
 
 
@@ -40,6 +42,16 @@ def _threads(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= THREADS_MAX:
         raise ValueError(f"{key} is {value!r}; it has to be an integer above 0, up to {THREADS_MAX}")
     return value
+
+
+def _bytes(key: str, value: Any) -> int:
+    """A size, as a number or as it is written on the command line of the server."""
+    if isinstance(value, str):
+        try:
+            value = parse_size(value)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
+    return _count(key, value)
 
 
 def _flag(key: str, value: Any) -> bool:
@@ -139,7 +151,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "kvasir.weights_id": ("weights_id", _text),
     "kvasir.store": ("store", _store),
     "kvasir.preferred_base": ("preferred_base", _count),
-    "kvasir.credit_bytes": ("credit_bytes", _count),
+    "kvasir.credit_bytes": ("credit_bytes", _bytes),
     "kvasir.cache_dir": ("cache_dir", _text),
     "kvasir.hash_threads": ("hash_threads", _threads),
     "kvasir.checksums": ("checksums", _flag),
