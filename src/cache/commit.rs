@@ -5,7 +5,7 @@
 use super::api::{ClientId, CommitAnswer, CommitOutcome, CommitRequest, ObjectId, StoreItem};
 use super::core::{Core, RankRegistration};
 use super::error::CoreError;
-use super::evict::{Later, Need};
+use super::evict::Later;
 use super::partials::PartialKey;
 use super::place::Place;
 use super::record::{Holding, RecordWords};
@@ -67,7 +67,7 @@ impl Core {
         self.end_abandoned_partials()?;
         let entry = self.client_mut(client)?;
         let missing = frames_for(request.credit_bytes).saturating_sub(entry.credit.frames());
-        let granted = self.grant_frames(client, missing, Need::Ahead { published })?;
+        let granted = self.renew(client, missing, request.items, published)?;
         Ok(CommitAnswer { outcomes, granted })
     }
 

@@ -6,7 +6,7 @@
 //! nothing; one that is seen only after the object was taken out of the index keeps the object's frames, and
 //! those of everything it hangs under, in limbo until the pin is gone.
 
-use super::api::ObjectId;
+use super::api::{ClientId, ObjectId};
 use super::core::Core;
 use super::error::CoreError;
 use super::partials::{Partial, PartialKey};
@@ -59,21 +59,21 @@ pub(super) struct Condemned {
 impl Core {
     /// Tries to have `frames` frames that can be granted: stale partials go first, then objects, then the
     /// other partials, the oldest first. Nothing goes while the prefault will yet bring free frames.
-    pub(super) fn make_space(&mut self, frames: u64, need: Need) -> Result<(), CoreError> {
-        let prefaulting = !self.prefault_ended && self.pool.prefaulted_frames() < self.pool.frames();
-        if prefaulting {
+    /// What the client stores under stays, and so do fresh partials of its own engine: its other ranks are at them.
+    pub(super) fn make_space(&mut self, client: ClientId, frames: u64, need: Need) -> Result<(), CoreError> {
+        if self.is_growing() {
             return Ok(());
         }
         while self.pool.grantable() < frames {
-            if let Some(key) = self.oldest_partial(true) {
+            if let Some(key) = self.oldest_partial(client, true) {
                 self.end_partial(&key, Later::Welcome)?;
                 continue;
             }
             let missing = frames - self.pool.grantable();
-            if self.evict_batch(missing, need)? > 0 {
+            if self.evict_batch(Some(client), missing, need)? > 0 {
                 continue;
             }
-            match self.oldest_partial(false).filter(|_| need == Need::Now) {
+            match self.oldest_partial(client, false).filter(|_| need == Need::Now) {
                 Some(key) => self.end_partial(&key, Later::TurnedAway)?,
                 None => break,
             }
@@ -81,10 +81,27 @@ impl Core {
         Ok(())
     }
 
-    fn oldest_partial(&self, stale: bool) -> Option<PartialKey> {
+    fn oldest_partial(&self, client: ClientId, stale: bool) -> Option<PartialKey> {
+        let own = self.client(client).map(|entry| entry.info.engine_instance);
+        let may_go = |key: &PartialKey, partial: &Partial| match stale {
+            true => self.has_waited(partial, STALE_COMMITS),
+            false => own.as_ref().is_ok_and(|own| key.instance != *own),
+        };
         let mut all = self.partials.iter();
-        all.find(|(_, partial)| !stale || self.has_waited(partial, STALE_COMMITS))
+        all.find(|(key, partial)| may_go(key, partial) && !self.is_guarded(client, partial.record))
             .map(|(key, _)| *key)
+    }
+
+    /// Ends the stale partials that a client has begun, but for what it stores under: they take up its share.
+    pub(super) fn end_own_stale_partials(&mut self, client: ClientId) -> Result<(), CoreError> {
+        let own = self.partials.iter().filter(|(_, p)| p.opened.0 == client);
+        let stale = own.take_while(|(_, p)| self.has_waited(p, STALE_COMMITS));
+        let stale = stale.filter(|(_, p)| !self.is_guarded(client, p.record));
+        let stale: Vec<PartialKey> = stale.map(|(key, _)| *key).collect();
+        for key in stale {
+            self.end_partial(&key, Later::Welcome)?;
+        }
+        Ok(())
     }
 
     /// Whether the client that began a partial has committed that often since, or is gone.
@@ -110,7 +127,7 @@ impl Core {
     }
 
     /// Evicts until `frames` frames are free again, and a whole batch if there is as much. Frames freed.
-    fn evict_batch(&mut self, frames: u64, need: Need) -> Result<u64, CoreError> {
+    fn evict_batch(&mut self, client: Option<ClientId>, frames: u64, need: Need) -> Result<u64, CoreError> {
         let total = self.pool.frames();
         let records = &mut self.records;
         self.slabs.drain_touched(total, |record| records.touch(record));
@@ -121,7 +138,8 @@ impl Core {
             let Some(victim) = self.records.next_victim() else {
                 break;
             };
-            if pinned.contains(&victim) || self.is_too_new(victim, need)? {
+            let guarded = client.is_some_and(|client| self.is_guarded(client, victim));
+            if guarded || pinned.contains(&victim) || self.is_too_new(victim, need)? {
                 spared.push(victim);
                 continue;
             }
@@ -301,7 +319,7 @@ impl Core {
         }
         let before = self.counters.evicted_objects;
         // What leaves limbo in one batch may be all that kept others.
-        while self.evict_batch(u64::MAX, Need::Now)? > 0 {}
+        while self.evict_batch(None, u64::MAX, Need::Now)? > 0 {}
         Ok(self.counters.evicted_objects - before)
     }
 

@@ -2,25 +2,68 @@
 //!
 //! May import everything of this module.
 
-use super::api::ClientId;
+use super::api::{ClientId, GrantRequest, StoreItem};
 use super::core::Core;
+use super::credit::Share;
 use super::error::CoreError;
 use super::evict::Need;
+use crate::pool::accounting::Class;
 use crate::pool::{Extent, Owner, frames_for};
 
 impl Core {
-    /// Grants space to write into: up to `bytes`, rounded up to whole frames. Less, and maybe nothing, when
-    /// the credit limit is reached or no space can be made: what cannot be stored is dropped, not awaited.
+    /// Grants space for what hangs under nothing: [`Core::grant_for`] with the rest left out.
     ///
-    /// One client holds at most half of the pool, all together three quarters, but each may have one object
-    /// of every group it has registered.
+    /// # Errors
+    /// As [`Core::grant_for`].
+    pub fn grant(&mut self, client: ClientId, bytes: u64) -> Result<Vec<Extent>, CoreError> {
+        let request = GrantRequest {
+            bytes,
+            ..GrantRequest::default()
+        };
+        self.grant_for(client, &request)
+    }
+
+    /// Grants space to write into: up to `bytes`, rounded up to whole frames. Less, and maybe nothing, when
+    /// the client has its share or no space can be made: what cannot be stored is dropped, not awaited. Only while the pool is
+    /// being made present may asking again help. How much one client may hold is said in `credit`.
     ///
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::NotAttached`], [`CoreError::UnknownClient`].
-    pub fn grant(&mut self, client: ClientId, bytes: u64) -> Result<Vec<Extent>, CoreError> {
+    pub fn grant_for(
+        &mut self,
+        client: ClientId,
+        request: &GrantRequest<'_>,
+    ) -> Result<Vec<Extent>, CoreError> {
         self.require_chunk_size()?;
         self.attached(client)?;
-        self.grant_frames(client, frames_for(bytes), Need::Now)
+        let frames = frames_for(request.bytes);
+        if request.ahead {
+            let free = frames.min(self.pool.grantable());
+            let published = self.publications;
+            return self.grant_frames(client, free, Need::Ahead { published });
+        }
+        if frames > self.pool.grantable() || self.partials.frames_of(client) > 0 {
+            self.guard_chunks(client, request.under)?;
+        }
+        let granted = self.grant_frames(client, frames, Need::Now);
+        self.unguard(client)?;
+        granted
+    }
+
+    /// Space for the stores after a commit of these items, which began after so many publications.
+    pub(super) fn renew(
+        &mut self,
+        client: ClientId,
+        frames: u64,
+        items: &[StoreItem],
+        published: u64,
+    ) -> Result<Vec<Extent>, CoreError> {
+        if frames > self.pool.grantable() {
+            self.guard_items(client, items)?;
+        }
+        let granted = self.grant_frames(client, frames, Need::Ahead { published });
+        self.unguard(client)?;
+        granted
     }
 
     /// Takes granted space back unused: all of it or, when one frame is not granted, none.
@@ -42,15 +85,21 @@ impl Core {
         frames: u64,
         need: Need,
     ) -> Result<Vec<Extent>, CoreError> {
-        let wanted = frames.min(self.credit_room(client)?);
-        if wanted == 0 {
-            return Ok(Vec::new());
+        let mut share = self.share(client)?;
+        if need == Need::Now && share.in_partials > 0 && share.room(need) < frames.min(share.chunk) {
+            self.end_own_stale_partials(client)?;
+            share = self.share(client)?;
         }
-        self.make_space(wanted, need)?;
+        let wanted = frames.min(share.room(need));
+        if wanted == 0 {
+            return self.grant_nothing(client, need);
+        }
+        self.make_space(client, wanted, need)?;
         let given = wanted.min(self.pool.grantable());
         if given == 0 {
-            self.counters.dropped_stores += u64::from(need == Need::Now);
-            return Ok(Vec::new());
+            // While the pool grows nothing is given up yet.
+            self.counters.dropped_stores += u64::from(need == Need::Now && !self.is_growing());
+            return self.grant_nothing(client, need);
         }
         let extents = self.pool.grant(client.slab, given)?.unwrap_or_default();
         let credit = &mut self.client_mut(client)?.credit;
@@ -60,17 +109,30 @@ impl Core {
         Ok(extents)
     }
 
-    /// Frames that a client may still be granted.
-    fn credit_room(&self, client: ClientId) -> Result<u64, CoreError> {
-        let total = u64::from(self.pool.frames());
+    /// A step that could store nothing is a step all the same: partials that fill a client's share become stale by it.
+    fn grant_nothing(&mut self, client: ClientId, need: Need) -> Result<Vec<Extent>, CoreError> {
+        self.client_mut(client)?.commits += u64::from(need == Need::Now);
+        Ok(Vec::new())
+    }
+
+    /// What a client holds, and what it is measured by.
+    fn share(&self, client: ClientId) -> Result<Share, CoreError> {
         let entry = self.client(client)?;
-        let held = entry.credit.frames();
-        let all: u64 = self.clients.iter().flatten().map(|c| c.credit.frames()).sum();
-        let usual = (total / 2)
-            .saturating_sub(held)
-            .min((total * 3 / 4).saturating_sub(all));
-        let one_chunk = self.chunk_frames(client)?.saturating_sub(held);
-        Ok(usual.max(one_chunk))
+        let clients = self.clients.iter().flatten();
+        let storing = clients.filter(|c| c.registration.as_ref().is_some_and(|r| r.stores));
+        let registered = entry.registration.as_ref().map(|r| r.domain);
+        let domain = registered.and_then(|domain| self.registry.get(domain));
+        let parts = domain.and_then(|domain| domain.groups.iter().map(|group| group.parts).max());
+        Ok(Share {
+            pool: self.pool.frames().into(),
+            storing: storing.count() as u64,
+            parts: parts.unwrap_or(1).into(),
+            chunk: self.chunk_frames(client)?,
+            credit: entry.credit.frames(),
+            in_partials: self.partials.frames_of(client),
+            all_credit: self.clients.iter().flatten().map(|c| c.credit.frames()).sum(),
+            all: self.pool.books().frames(Class::Granted),
+        })
     }
 
     /// Frames of one full chunk of everything that a client stores.

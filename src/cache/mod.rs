@@ -16,6 +16,7 @@ mod discard;
 mod error;
 mod evict;
 mod grants;
+mod guards;
 pub mod index;
 mod keeping;
 mod lookup;

@@ -2,11 +2,12 @@
 //!
 //! May import `pool` and this module's `api`.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::{ClientId, ObjectId};
-use crate::pool::Extent;
 use crate::pool::body::PartBody;
+use crate::pool::{Extent, count_frames};
 
 /// Marks of ended partials that are remembered.
 const MAX_ENDED: usize = 65536;
@@ -64,6 +65,8 @@ pub(super) struct Partials {
     by_id: HashMap<ObjectId, Vec<PartialKey>>,
     ended: HashMap<PartialKey, Ended>,
     ended_order: VecDeque<(u64, PartialKey)>,
+    /// Frames of the parts of each client; nothing of one that has none.
+    frames: HashMap<ClientId, u64>,
     seq: u64,
 }
 
@@ -114,6 +117,7 @@ impl Partials {
             return false;
         };
         partial.held_from = partial.held_from.max(held_from);
+        *self.frames.entry(client).or_default() += count_frames(&body.extents);
         partial.parts[usize::from(part)] = Some((body, client));
         partial.is_complete()
     }
@@ -121,6 +125,14 @@ impl Partials {
     /// Takes a partial out.
     pub(super) fn take(&mut self, key: &PartialKey) -> Option<Partial> {
         let partial = self.all.remove(key)?;
+        for (body, client) in partial.parts.iter().flatten() {
+            if let Entry::Occupied(mut held) = self.frames.entry(*client) {
+                *held.get_mut() -= count_frames(&body.extents);
+                if *held.get() == 0 {
+                    held.remove();
+                }
+            }
+        }
         self.order.remove(&partial.seq);
         if let Some(keys) = self.by_id.get_mut(&key.id) {
             keys.retain(|k| k != key);
@@ -129,6 +141,17 @@ impl Partials {
             }
         }
         Some(partial)
+    }
+
+    /// Frames of the parts that a client has brought to partials.
+    pub(super) fn frames_of(&self, client: ClientId) -> u64 {
+        self.frames.get(&client).copied().unwrap_or_default()
+    }
+
+    /// The record of an engine's partial of an object.
+    pub(super) fn of_engine(&self, instance: [u8; 16], id: &ObjectId) -> Option<u32> {
+        let key = PartialKey { instance, id: *id };
+        self.all.get(&key).map(|partial| partial.record)
     }
 
     /// Partials of one object, of whatever engine.

@@ -22,7 +22,7 @@ pub const SLAB_CURSOR: usize = 128;
 /// Offset of the client's statistics.
 pub const SLAB_STATS: usize = 192;
 /// Words of the client's statistics.
-pub const STAT_WORDS: usize = 13;
+pub const STAT_WORDS: usize = 14;
 /// Offset of the pin words.
 pub const SLAB_PINS: usize = 4096;
 /// Number of pin words.
@@ -159,6 +159,7 @@ impl Slabs {
             requested,
             hit,
             shortened,
+            new_bytes,
         ] = words;
         ClientCounters {
             loads,
@@ -174,6 +175,7 @@ impl Slabs {
             requested,
             hit,
             shortened,
+            new_bytes,
         }
     }
 

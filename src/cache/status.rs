@@ -67,7 +67,7 @@ impl Core {
             attached: client.attached,
             payload_path: registration.map(|r| r.payload_path).unwrap_or_default(),
             registered: domain,
-            granted: (client.credit.frames() + self.partial_frames(client.id)) * FRAME_BYTES,
+            granted: (client.credit.frames() + self.partials.frames_of(client.id)) * FRAME_BYTES,
             pins: self.pins.count(client.id) as u64,
             pin_words: own.len() as u64,
             kept: (self.pins.kept_frames(client.id) + self.kept_by_words(client.id, &own)) * FRAME_BYTES,
@@ -89,12 +89,6 @@ impl Core {
             }
         }
         frames
-    }
-
-    fn partial_frames(&self, client: ClientId) -> u64 {
-        let parts = self.partials.iter().flat_map(|(_, p)| p.parts.iter().flatten());
-        let own = parts.filter(|(_, by)| *by == client);
-        own.map(|(body, _)| count_frames(&body.extents)).sum()
     }
 
     /// Recomputes every total and checks every invariant. Walks everything: for tests and diagnosis.
@@ -152,6 +146,13 @@ impl Core {
         )?;
         let extents = self.partials.iter().map(|(_, p)| count_frames(&p.extents()));
         same("frames of partials", extents.sum(), totals.partial)?;
+        for client in self.clients.iter().flatten() {
+            let counted = self.partials.frames_of(client.id);
+            let parts = self.partials.iter().flat_map(|(_, p)| p.parts.iter().flatten());
+            let own = parts.filter(|(_, by)| *by == client.id);
+            let found = own.map(|(body, _)| count_frames(&body.extents)).sum();
+            same("frames of a client's parts", counted, found)?;
+        }
         same("live records", self.records.live(), totals.live_records)?;
         same("records in limbo", self.limbo.len() as u64, totals.limbo_records)?;
         same("partials", self.partials.len() as u64, totals.partial_records)?;

@@ -9,7 +9,7 @@ use super::answer::Answer;
 use super::convert;
 use super::state::Server;
 use super::status::{self, SessionInfo};
-use crate::cache::{ClientId, ClientInfo, CommitRequest, Core, LookupRequest, TailList};
+use crate::cache::{ClientId, ClientInfo, CommitRequest, Core, GrantRequest, LookupRequest, TailList};
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
 use crate::geometry::chunk;
@@ -185,9 +185,14 @@ fn handle(server: &Server, session: &mut Session, request: Request) -> Result<Re
         Request::EndSession { session: label } => ack(with_client(server, session, |core, client| {
             core.end_session(client, label)
         })),
-        Request::Grant { bytes } => {
+        Request::Grant(request) => {
             require_bound(server, session)?;
-            let extents = with_client(server, session, |core, client| core.grant(client, bytes))?;
+            let request = GrantRequest {
+                bytes: request.bytes,
+                under: &request.under,
+                ahead: request.ahead,
+            };
+            let extents = with_client(server, session, |core, client| core.grant_for(client, &request))?;
             Ok(Reply::Grant {
                 extents: convert::extents_to_wire(&extents),
             })
@@ -226,7 +231,7 @@ fn takes_something_new(request: &Request) -> bool {
             | Request::RegisterKvCache(_)
             | Request::Lookup(_)
             | Request::Retrieve(_)
-            | Request::Grant { .. }
+            | Request::Grant(_)
     )
 }
 

@@ -251,7 +251,15 @@ fn reported(counters: &ClientCounters) -> Value {
         "requested": counters.requested,
         "hit": counters.hit,
         "shortened": counters.shortened,
+        "new_bytes": counters.new_bytes,
+        "store_amplification": amplification(counters),
     })
+}
+
+/// Bytes stored per byte of KV that was computed for the first time; null where no client says what it computed.
+fn amplification(counters: &ClientCounters) -> Option<f64> {
+    let ratio = counters.stored_bytes as f64 / counters.new_bytes as f64;
+    (counters.new_bytes > 0).then(|| (ratio * 1000.0).round() / 1000.0)
 }
 
 fn group_kind(kind: GroupKind) -> &'static str {

@@ -5,6 +5,7 @@ mod groups;
 mod partials;
 mod pins;
 mod random;
+mod room;
 mod shapes;
 mod store;
 mod tails;
