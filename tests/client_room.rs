@@ -225,7 +225,7 @@ fn what_is_there_is_not_copied_and_its_chain_goes_on() {
     assert_eq!(second.client.stats().stored_bytes, 2 * CHUNK_BYTES);
     // What a client says of new KV is beside it in the status.
     second.client.count_new_kv(CHUNK_BYTES);
-    let reported = &place.status()["reported"];
-    assert_eq!(number(reported, &["new_bytes"]), CHUNK_BYTES);
-    assert_eq!(reported["store_amplification"], 6.0);
+    let status = place.status();
+    assert_eq!(number(&status, &["reported", "new_bytes"]), CHUNK_BYTES);
+    assert_eq!(status["store_amplification"], 6.0);
 }

@@ -70,9 +70,9 @@ def test_a_chat_stores_what_it_computes_less_than_twice(serve: Callable[[str], t
     # Whole alignments are counted, and the last tokens of a request may be none.
     assert computed * TOKEN_BYTES - 6 * 16 * TOKEN_BYTES <= found["new_bytes"] <= computed * TOKEN_BYTES
     assert found["new_bytes"] < found["stored_bytes"] < 2 * found["new_bytes"]
-    reported = status(server)["reported"]
-    assert reported["store_amplification"] == round(reported["stored_bytes"] / reported["new_bytes"], 3)
-    assert reported["store_amplification"] < 2
+    shown = status(server)
+    reported = shown["reported"]
+    assert shown["store_amplification"] == round(reported["stored_bytes"] / reported["new_bytes"], 3) < 2
 
 
 def test_requests_that_are_preempted_store_nothing_twice_that_is_still_there(

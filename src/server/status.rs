@@ -96,6 +96,7 @@ pub(super) fn document(server: &Server, asking: u64) -> Value {
         "reported": reported(&status.reported),
         "connections": server.connections(),
         "clients": clients(server, &status, asking),
+        "store_amplification": amplification(&status.reported),
     })
 }
 
@@ -252,7 +253,6 @@ fn reported(counters: &ClientCounters) -> Value {
         "hit": counters.hit,
         "shortened": counters.shortened,
         "new_bytes": counters.new_bytes,
-        "store_amplification": amplification(counters),
     })
 }
 
