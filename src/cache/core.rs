@@ -197,6 +197,14 @@ impl Core {
         Ok(())
     }
 
+    /// Whether a client that has attached no longer holds its lock byte: it is gone, whoever has its connection.
+    ///
+    /// # Errors
+    /// [`CoreError::UnknownClient`], [`CoreError::Shm`].
+    pub fn has_let_go(&self, client: ClientId) -> Result<bool, CoreError> {
+        Ok(self.client(client)?.attached && !self.slabs.is_locked(client.slab)?)
+    }
+
     /// The connection is closed: drops the pins it made in the request form. Slab and grants stay.
     ///
     /// # Errors

@@ -16,8 +16,10 @@ use serde_json::Value;
 use super::output::{fail, print};
 use super::socket::default_path;
 use crate::server::config::MAX_SOCKET_PATH_BYTES;
+use crate::shm::socket_path;
 use crate::wire::{
-    Encoder, FrameReader, Hello, PROTOCOL_VERSION, PeerKind, Reply, Request, WireError, decode_reply,
+    Encoder, FirstBytes, FrameReader, Hello, PROTOCOL_VERSION, PeerKind, Reply, Request, WireError,
+    decode_reply,
 };
 
 /// How long a server may take for one answer.
@@ -37,8 +39,15 @@ pub(super) struct StatusArgs {
 /// Why there is no status.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StatusError {
-    #[error("no server on {}: {source}; start one with kvasir serve", path.display())]
-    Connect { path: PathBuf, source: io::Error },
+    /// What is there instead of a server.
+    #[error("no server on {}: {why}", path.display())]
+    Connect {
+        path: PathBuf,
+        why: String,
+        source: io::Error,
+    },
+    #[error("{0}")]
+    NotKvasir(String),
     #[error(
         "socket path {} has {} bytes, the system allows {MAX_SOCKET_PATH_BYTES}; no server can be there",
         .0.display(),
@@ -55,6 +64,31 @@ pub(super) enum StatusError {
     Refused(WireError),
     #[error("the server's answer makes no sense: {0}")]
     Nonsense(String),
+}
+
+impl StatusError {
+    /// The same error of the first exchange: what is no answer there comes from no Kvasir server.
+    fn of_first(self, path: &Path, first: &FirstBytes) -> Self {
+        match self {
+            Self::Nonsense(_) => Self::NotKvasir(first.not_kvasir(path)),
+            Self::Io(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+                ) =>
+            {
+                Self::NotKvasir(if first.is_empty() {
+                    format!(
+                        "what listens on {} closed the connection without an answer",
+                        path.display()
+                    )
+                } else {
+                    first.not_kvasir(path)
+                })
+            }
+            other => other,
+        }
+    }
 }
 
 impl From<io::Error> for StatusError {
@@ -89,11 +123,14 @@ pub(super) fn ask(path: &Path) -> Result<Value, StatusError> {
         engine_instance: [0; 16],
         wants_pool: false,
     });
-    match call(&mut stream, &mut reader, 1, &hello)? {
+    let mut first = FirstBytes::default();
+    match call(&mut stream, &mut reader, 1, &hello, &mut first)
+        .map_err(|error| error.of_first(path, &first))?
+    {
         Reply::Hello(_) => {}
         other => return Err(unexpected(&other)),
     }
-    match call(&mut stream, &mut reader, 2, &Request::Status)? {
+    match call(&mut stream, &mut reader, 2, &Request::Status, &mut first)? {
         Reply::Status { json } => {
             serde_json::from_str(&json).map_err(|error| StatusError::Nonsense(error.to_string()))
         }
@@ -113,6 +150,7 @@ fn connect_to(path: &Path) -> Result<UnixStream, StatusError> {
         Errno::EAGAIN => StatusError::NoAnswer,
         error => StatusError::Connect {
             path: path.to_owned(),
+            why: socket_path::why_not(path, error),
             source: error.into(),
         },
     };
@@ -141,6 +179,7 @@ fn call(
     reader: &mut FrameReader,
     id: u64,
     request: &Request,
+    first: &mut FirstBytes,
 ) -> Result<Reply, StatusError> {
     let mut encoder = Encoder::new();
     let frame = encoder
@@ -166,6 +205,7 @@ fn call(
         if bytes == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
+        first.add(&space[..bytes]);
         reader.received(bytes);
     }
 }

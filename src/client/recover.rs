@@ -50,8 +50,11 @@ pub(super) fn run(core: &Arc<Core>) {
 
 /// Sleeps until the connection hangs up, the client has dropped it, or the heartbeat finds another boot.
 fn watch(core: &Core, session: &Session) {
+    let Ok(stream) = session.stream.fd() else {
+        return; // a copy in a forked child, which has no such thread
+    };
     let mut fds = [
-        PollFd::new(session.stream.as_fd(), PollFlags::empty()), // a hang-up is always told
+        PollFd::new(stream, PollFlags::empty()), // a hang-up is always told
         PollFd::new(core.wake_fd().as_fd(), PollFlags::POLLIN),
     ];
     let _ = poll(&mut fds, poll_timeout(core.config.heartbeat));

@@ -235,7 +235,7 @@ impl Core {
         // Whoever holds a busy connection finds another generation when it comes back, and drops it.
         state.link = Link::Down;
         if let Some(session) = state.session.take() {
-            let _ = session.stream.shutdown(std::net::Shutdown::Both);
+            session.stream.hang_up();
         }
         state.reason = reason.to_owned();
         state.down_since = Some(Instant::now());

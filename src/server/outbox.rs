@@ -53,6 +53,16 @@ impl Outbox {
         self.push(frame)
     }
 
+    /// Forgets the first frame of a connection if none of it was sent. False: some was, or it had no descriptors.
+    pub(super) fn give_up_first(&mut self) -> bool {
+        let unsent = self.sent == 0 && !self.fds.is_empty();
+        if unsent {
+            self.fds.clear();
+            self.bytes.clear();
+        }
+        unsent
+    }
+
     /// Sends as much as the socket takes.
     pub(super) fn flush(&mut self, stream: &UnixStream) -> io::Result<()> {
         while self.sent < self.bytes.len() {

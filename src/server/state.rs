@@ -13,9 +13,10 @@ use tokio::sync::{Notify, watch};
 
 use super::bindings::Bindings;
 use super::config::Config;
+use super::journal::Journal;
 use super::liveness::Orphan;
 use super::status::SessionInfo;
-use super::{ServerError, liveness};
+use super::{ServerError, limits, liveness};
 use crate::cache::{Core, CoreConfig};
 use crate::control::{BootInfo, ControlRegion, Counter, Health};
 use crate::shm::process::random_id;
@@ -32,6 +33,7 @@ pub(super) struct Server {
     pub(super) pool_id: [u8; 16],
     pub(super) control: Arc<ControlRegion>,
     pub(super) bindings: Bindings,
+    pub(super) journal: Journal,
     core: Arc<Mutex<Core>>,
     encoder: RefCell<Encoder>,
     /// Connections that have said hello, by a number of their own.
@@ -47,6 +49,8 @@ pub(super) struct Server {
     pub(super) orphans: RefCell<Vec<Orphan>>,
     /// Woken when an orphan is added.
     pub(super) orphan_added: Notify,
+    /// Woken when the names of socket and lock should be looked at.
+    pub(super) look_at_names: Notify,
     draining: watch::Sender<bool>,
 }
 
@@ -59,6 +63,7 @@ pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
 impl Server {
     /// Makes all regions; touches no page of the pool.
     pub(super) fn new(config: Config, started: Instant) -> Result<Rc<Self>, ServerError> {
+        limits::pool(config.pool_size.0)?;
         let pool_id = random_id()?;
         // A pool in anonymous memory lives as long as its server, so this is always its first boot.
         let boot = BootInfo::fresh(1)?;
@@ -78,6 +83,7 @@ impl Server {
             pool_id,
             control,
             bindings,
+            journal: Journal::new(),
             core,
             encoder: RefCell::default(),
             sessions: RefCell::default(),
@@ -87,6 +93,7 @@ impl Server {
             connections_ended: Notify::new(),
             orphans: RefCell::default(),
             orphan_added: Notify::new(),
+            look_at_names: Notify::new(),
             draining: watch::Sender::new(false),
         };
         server.publish_counters();
@@ -145,6 +152,7 @@ impl Server {
         self.next_session.set(number + 1);
         let first = {
             let mut sessions = self.sessions.borrow_mut();
+            self.journal.came(&info);
             sessions.insert(number, info);
             sessions.len() == 1
         };

@@ -62,6 +62,8 @@ wire_enum! {
         InvalidKey = 24,
         /// Any other field with a value that makes no sense.
         InvalidArgument = 25,
+        /// The server has no descriptors or memory left for now; try again.
+        Exhausted = 26,
     }
 }
 
