@@ -64,7 +64,7 @@ fn a_size_of_one_model_is_said_with_its_binding_domain() {
         client.call(&Request::Negotiate(request)),
         Reply::Negotiate(_)
     ));
-    let log = server.log();
+    let log = log_with(&server, "chunk size bound");
     let bound = line(&log, "chunk size bound");
     assert!(
         bound.contains("chunk_size=288") && bound.contains(&"ab".repeat(32)),
