@@ -243,11 +243,11 @@ fn a_hello_that_is_wrong_leaves_the_client_degraded_until_it_is_right() {
     let cases: [(&str, Wrong); 17] = [
         ("closed", |_| Answer::Close),
         ("in time", |_| Answer::Silence),
-        ("not valid", |_| {
+        ("begins with \"\\x08\\x00\\x00\\x00\\x01\\x02", |_| {
             Answer::Bytes(vec![8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
         }),
-        ("limit", |_| Answer::Bytes(vec![0xff; 64])),
-        ("0 bytes", |_| Answer::Bytes(vec![0; 64])),
+        ("begins with \"\\xff\\xff", |_| Answer::Bytes(vec![0xff; 64])),
+        ("begins with \"\\x00\\x00", |_| Answer::Bytes(vec![0; 64])),
         ("instead of", |regions| {
             Answer::WrongId(Reply::Hello(regions.hello()))
         }),

@@ -2,12 +2,12 @@
 //!
 //! May import everything of this module.
 
+use super::SLABS;
 use super::api::{ClientId, ClientStatus, CoreStatus, Counters, PoolStatus};
 use super::core::Core;
 use super::error::CoreError;
 use super::slabs::record_of;
 use super::turn::{Progress, Turn, Work};
-use super::SLABS;
 use crate::pool::FRAME_BYTES;
 use crate::pool::accounting::Class;
 
