@@ -2,7 +2,8 @@
 //!
 //! May import everything up to `cache`.
 //!
-//! One thread runs the whole control plane ([`run`]); the only other one makes the pool's pages present. Without
+//! One thread runs the whole control plane ([`run`]), in turns: whatever takes long goes on after others were served. One more
+//! makes the pool's pages present, and few read and write frames that are long. Without
 //! clients nothing wakes up. Every refusal is an answer with a code and numbers, and no peer can make the server
 //! wait: reads are bounded by the frame limits, replies by a queue.
 
