@@ -49,6 +49,7 @@ mod sweep;
 mod tails;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod touching;
 mod trunks;
 pub mod turn;
 
@@ -64,7 +65,7 @@ pub use looking::Looking;
 pub use pin_scan::Tidy;
 pub use policy::{EvictionPolicy, Lru, Place};
 pub use read::{EndingSession, Releasing};
-pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS};
+pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS, MAX_REGISTERED_PARTS};
 pub use retrieving::Retrieving;
 pub use shape::{DomainShape, GroupShape};
 pub use status::Reporting;

@@ -17,6 +17,8 @@ pub const MAX_GROUPS: usize = 32;
 pub const MAX_PARTS: u16 = 1024;
 /// Domains at a time.
 pub const MAX_DOMAINS: usize = 1024;
+/// Parts that ranks have registered of all groups of all domains.
+pub const MAX_REGISTERED_PARTS: usize = 65_536;
 
 /// One object group of a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,11 +31,20 @@ pub(super) struct DomainGroup {
     pub(super) parts: u16,
     /// Bytes per alignment (or per state) of each part that some rank has registered.
     pub(super) unit_bytes: BTreeMap<u16, u64>,
+    /// Frames of those parts of a full chunk, and of the largest of them.
+    known_frames: u64,
+    largest: u64,
     /// Its bit.
     pub(super) bit: u32,
 }
 
 impl DomainGroup {
+    /// Frames of a full chunk. Parts that nobody has registered yet count as the largest that somebody has.
+    fn frames(&self) -> u64 {
+        let unknown = u64::from(self.parts).saturating_sub(self.unit_bytes.len() as u64);
+        self.known_frames + unknown * self.largest
+    }
+
     /// Bytes of a part of an object of `tokens` tokens. `None` for a part that nobody has registered.
     pub(super) fn part_bytes(&self, part: u16, tokens: u32, alignment: u64) -> Option<u64> {
         let unit = *self.unit_bytes.get(&part)?;
@@ -80,18 +91,21 @@ impl Domain {
 
     /// Frames of one full chunk of every group.
     pub(super) fn chunk_frames(&self) -> u64 {
-        self.groups.iter().map(|group| self.group_frames(group)).sum()
+        self.groups.iter().map(DomainGroup::frames).sum()
     }
 
-    /// Parts that nobody has registered yet count as the largest that somebody has.
-    fn group_frames(&self, group: &DomainGroup) -> u64 {
-        let known = group.unit_bytes.keys();
-        let known: Vec<u64> = known
-            .filter_map(|part| group.part_bytes(*part, self.chunk, self.alignment))
-            .map(frames_for)
-            .collect();
-        let unknown = u64::from(group.parts).saturating_sub(known.len() as u64);
-        known.iter().sum::<u64>() + unknown * known.iter().max().unwrap_or(&0)
+    /// The place of a group with this number, or where it belongs.
+    fn find(&self, group: u16) -> Result<usize, usize> {
+        self.groups.binary_search_by_key(&group, |g| g.group)
+    }
+
+    /// Frames of a part of a full chunk.
+    fn part_frames(&self, offered: &GroupRegistration) -> u64 {
+        let units = match offered.kind {
+            ObjectKind::Recurrent => 1,
+            _ => u64::from(self.chunk) / self.alignment,
+        };
+        frames_for(offered.unit_bytes * units)
     }
 
     /// What a reader has to know of it. `domain` is its number, `kept_frames_max` what the pins of one client may keep.
@@ -113,8 +127,7 @@ impl Domain {
 
     /// A group by its number.
     pub(super) fn group(&self, group: u16) -> Option<&DomainGroup> {
-        let at = self.groups.binary_search_by_key(&group, |g| g.group).ok()?;
-        self.groups.get(at)
+        self.groups.get(self.find(group).ok()?)
     }
 
     /// The group that has a bit.
@@ -130,6 +143,8 @@ pub(super) struct Registry {
     /// Numbers given so far. None is given twice, since clients remember them.
     numbers: u32,
     by_seed: HashMap<ChunkKey, u32>,
+    /// Parts that are registered in all of them.
+    parts: usize,
 }
 
 impl Registry {
@@ -140,9 +155,7 @@ impl Registry {
     /// [`CoreError::ObjectTooLarge`], [`CoreError::LimitExceeded`].
     pub(super) fn register(&mut self, r: &Registration, pool_frames: u32) -> Result<u32, CoreError> {
         check_numbers(r)?;
-        let known = self.by_seed.get(&r.domain_seed).copied();
-        let old = known.and_then(|number| self.domains.get(&number));
-        let mut domain = old.cloned().unwrap_or_else(|| Domain {
+        let new = || Domain {
             seed: r.domain_seed,
             alignment: r.required_alignment,
             chunk: r.chunk_size,
@@ -152,36 +165,31 @@ impl Registry {
             ranks: BTreeSet::new(),
             registrations: 0,
             records: 0,
-        });
-        check_same(0, "required alignment", domain.alignment, r.required_alignment)?;
-        check_same(0, "chunk size", domain.chunk.into(), r.chunk_size.into())?;
-        check_same(
-            0,
-            "number of ranks",
-            domain.world_size.into(),
-            r.world_size.into(),
-        )?;
-        let was_complete = domain.is_complete();
-        let groups = domain.groups.len() as u64;
-        for group in &r.groups {
-            merge_group(&mut domain, group)?;
+        };
+        let known = self.by_seed.get(&r.domain_seed).copied();
+        let parts = match known.and_then(|number| self.domains.get(&number)) {
+            Some(domain) => check_domain(domain, r, pool_frames)?,
+            None => check_domain(&new(), r, pool_frames)?,
+        };
+        if self.parts + parts > MAX_REGISTERED_PARTS {
+            return Err(CoreError::LimitExceeded {
+                what: "registered parts of all domains",
+                asked: (self.parts + parts) as u64,
+                limit: MAX_REGISTERED_PARTS as u64,
+            });
         }
-        if was_complete {
-            // Readers remember what the domain looks like: a group that they do not know of they would not wait for.
-            check_same(0, "number of object groups", groups, domain.groups.len() as u64)?;
-        }
-        check_fits(&domain, pool_frames)?;
-        domain.ranks.insert(r.rank);
-        if domain.is_complete() {
-            check_parts(&domain)?;
-        }
-        domain.registrations += 1;
         let at = match known {
             Some(at) => at,
             None => self.new_number()?,
         };
+        self.parts += parts;
         self.by_seed.insert(r.domain_seed, at);
-        self.domains.insert(at, domain);
+        let domain = self.domains.entry(at).or_insert_with(new);
+        for offered in &r.groups {
+            merge_group(domain, offered);
+        }
+        domain.ranks.insert(r.rank);
+        domain.registrations += 1;
         Ok(at)
     }
 
@@ -228,6 +236,7 @@ impl Registry {
         };
         change(entry);
         if entry.registrations == 0 && entry.records == 0 {
+            self.parts -= entry.groups.iter().map(|g| g.unit_bytes.len()).sum::<usize>();
             self.by_seed.remove(&entry.seed);
             self.domains.remove(&domain);
         }
@@ -336,44 +345,91 @@ fn check_same(group: u16, field: &'static str, registered: u64, offered: u64) ->
     })
 }
 
-fn merge_group(domain: &mut Domain, offered: &GroupRegistration) -> Result<(), CoreError> {
-    let number = offered.group;
-    let at = match domain.groups.binary_search_by_key(&number, |g| g.group) {
-        Ok(at) => at,
-        Err(at) => {
-            if domain.groups.len() >= MAX_GROUPS {
-                return Err(CoreError::LimitExceeded {
-                    what: "object groups",
-                    asked: MAX_GROUPS as u64 + 1,
-                    limit: MAX_GROUPS as u64,
-                });
+/// Whether a registration agrees with what is known of its domain. How many parts it adds.
+fn check_domain(domain: &Domain, r: &Registration, pool_frames: u32) -> Result<usize, CoreError> {
+    check_same(0, "required alignment", domain.alignment, r.required_alignment)?;
+    check_same(0, "chunk size", domain.chunk.into(), r.chunk_size.into())?;
+    let (old, new) = (domain.world_size.into(), r.world_size.into());
+    check_same(0, "number of ranks", old, new)?;
+    let (mut groups, mut parts) = (domain.groups.len(), 0);
+    for offered in &r.groups {
+        let mut frames = domain.part_frames(offered);
+        match domain.find(offered.group) {
+            Ok(at) => {
+                let group = &domain.groups[at];
+                parts += usize::from(check_group(group, offered)?);
+                let unknown = u64::from(group.parts) - group.unit_bytes.len() as u64;
+                frames = group.frames().max(group.known_frames + unknown * frames);
             }
-            let group = DomainGroup {
-                group: number,
-                kind: offered.kind,
-                parts: offered.parts,
-                unit_bytes: BTreeMap::new(),
-                bit: 1 << domain.groups.len(),
-            };
-            domain.groups.insert(at, group);
-            if domain.anchor.is_none() && offered.kind == ObjectKind::Full {
-                domain.anchor = Some(number);
+            Err(_) => {
+                (groups, parts) = (groups + 1, parts + 1);
+                frames *= u64::from(offered.parts);
             }
-            at
         }
-    };
-    let group = &mut domain.groups[at];
+        check_fits(offered.group, frames, pool_frames)?;
+    }
+    if domain.is_complete() {
+        // Readers remember what the domain looks like: a group that they do not know of they would not wait for.
+        let known = domain.groups.len() as u64;
+        check_same(0, "number of object groups", known, groups as u64)?;
+    }
+    if groups > MAX_GROUPS {
+        return Err(CoreError::LimitExceeded {
+            what: "object groups",
+            asked: groups as u64,
+            limit: MAX_GROUPS as u64,
+        });
+    }
+    let ranks = domain.ranks.len() + usize::from(!domain.ranks.contains(&r.rank));
+    if ranks >= domain.world_size as usize {
+        check_parts(domain, r)?;
+    }
+    Ok(parts)
+}
+
+/// Whether a registration agrees with what is known of a group. Whether its part is new.
+fn check_group(group: &DomainGroup, offered: &GroupRegistration) -> Result<bool, CoreError> {
+    let number = offered.group;
     let (old, new) = (kind_numbers(group.kind), kind_numbers(offered.kind));
     check_same(number, "kind", old.0, new.0)?;
     check_same(number, "window", old.1, new.1)?;
-    check_same(
-        number,
-        "number of parts",
-        group.parts.into(),
-        offered.parts.into(),
-    )?;
-    let unit = *group.unit_bytes.entry(offered.part).or_insert(offered.unit_bytes);
-    check_same(number, "unit bytes", unit, offered.unit_bytes)
+    let (old, new) = (group.parts.into(), offered.parts.into());
+    check_same(number, "number of parts", old, new)?;
+    let Some(unit) = group.unit_bytes.get(&offered.part) else {
+        return Ok(true);
+    };
+    check_same(number, "unit bytes", *unit, offered.unit_bytes)?;
+    Ok(false)
+}
+
+/// Adds what has been checked.
+fn merge_group(domain: &mut Domain, offered: &GroupRegistration) {
+    let frames = domain.part_frames(offered);
+    let at = domain.find(offered.group).unwrap_or_else(|at| {
+        let group = DomainGroup {
+            group: offered.group,
+            kind: offered.kind,
+            parts: offered.parts,
+            unit_bytes: BTreeMap::new(),
+            known_frames: 0,
+            largest: 0,
+            bit: 1 << domain.groups.len(),
+        };
+        domain.groups.insert(at, group);
+        if domain.anchor.is_none() && offered.kind == ObjectKind::Full {
+            domain.anchor = Some(offered.group);
+        }
+        at
+    });
+    let group = &mut domain.groups[at];
+    if group
+        .unit_bytes
+        .insert(offered.part, offered.unit_bytes)
+        .is_none()
+    {
+        group.known_frames += frames;
+        group.largest = group.largest.max(frames);
+    }
 }
 
 /// The kind's number in the schema, and its window.
@@ -388,30 +444,41 @@ fn kind_numbers(kind: ObjectKind) -> (u64, u64) {
 
 /// Once all ranks have registered, each part of each group is one that some rank holds: an object of the others would never be
 /// whole.
-fn check_parts(domain: &Domain) -> Result<(), CoreError> {
-    let lacking = |group: &&DomainGroup| group.unit_bytes.len() < usize::from(group.parts);
-    let Some(group) = domain.groups.iter().find(lacking) else {
-        return Ok(());
+fn check_parts(domain: &Domain, last: &Registration) -> Result<(), CoreError> {
+    let known = |group: u16| {
+        domain
+            .group(group)
+            .map_or((0, 0), |g| (g.unit_bytes.len(), g.parts))
     };
-    Err(CoreError::InvalidGroup {
-        group: group.group,
-        field: "number of parts that ranks have registered",
-        value: group.unit_bytes.len() as u64,
-        expected: "with the last rank every part must be some rank's",
-    })
+    let offered = |group: u16| last.groups.iter().find(|offered| offered.group == group);
+    let own = last.groups.iter().map(|offered| offered.group);
+    for number in domain.groups.iter().map(|group| group.group).chain(own) {
+        let (mut held, mut parts) = known(number);
+        if let Some(offered) = offered(number) {
+            let group = domain.group(number);
+            held += usize::from(group.is_none_or(|g| !g.unit_bytes.contains_key(&offered.part)));
+            parts = offered.parts;
+        }
+        if held < usize::from(parts) {
+            return Err(CoreError::InvalidGroup {
+                group: number,
+                field: "number of parts that ranks have registered",
+                value: held as u64,
+                expected: "with the last rank every part must be some rank's",
+            });
+        }
+    }
+    Ok(())
 }
 
 /// One chunk of each group, as far as its parts are known, must fit in the empty pool.
-fn check_fits(domain: &Domain, pool_frames: u32) -> Result<(), CoreError> {
-    for group in &domain.groups {
-        let frames = domain.group_frames(group);
-        if frames > pool_frames.into() {
-            return Err(CoreError::ObjectTooLarge {
-                group: group.group,
-                bytes: frames * FRAME_BYTES,
-                pool: u64::from(pool_frames) * FRAME_BYTES,
-            });
-        }
+fn check_fits(group: u16, frames: u64, pool_frames: u32) -> Result<(), CoreError> {
+    if frames > pool_frames.into() {
+        return Err(CoreError::ObjectTooLarge {
+            group,
+            bytes: frames.saturating_mul(FRAME_BYTES),
+            pool: u64::from(pool_frames) * FRAME_BYTES,
+        });
     }
     Ok(())
 }

@@ -108,11 +108,11 @@ fn senseless_numbers_are_refused() {
     // 16 units of 5000 bytes take two frames, and the part that nobody has registered yet as many.
     let large = with(|r| r.groups[1].unit_bytes = 5000);
     assert!(matches!(
-        registry.register(&large, 1),
+        registry.register(&large, 2),
         Err(CoreError::ObjectTooLarge {
             group: 0,
             bytes: 262_144,
-            pool: 65_536
+            pool: 131_072
         })
     ));
 }
@@ -198,4 +198,41 @@ fn a_complete_domain_does_not_change() {
         "{refused:?}"
     );
     assert_eq!(registry.get(0).cloned(), before);
+}
+
+#[test]
+fn registered_parts_are_bounded_and_come_back_with_their_domain() {
+    let mut registry = Registry::default();
+    let domain = |number: u8, rank: u32| {
+        with(|r| {
+            (r.domain_seed, r.rank, r.world_size) = (ChunkKey::from_bytes([number; 32]), rank, 1024);
+            r.groups = (0..32).map(|g| group(g, ObjectKind::Full)).collect();
+            for group in &mut r.groups {
+                (group.parts, group.part, group.unit_bytes) = (1024, rank as u16, 1);
+            }
+        })
+    };
+    let mut at = Vec::new();
+    for number in 0..2 {
+        for rank in 0..1024 {
+            at.push(registry.register(&domain(number, rank), 2048).unwrap());
+        }
+    }
+    let refused = registry.register(&domain(2, 0), 2048);
+    assert!(
+        matches!(
+            refused,
+            Err(CoreError::LimitExceeded {
+                asked: 65_568,
+                limit: 65_536,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    // Who registers what is there already needs none.
+    at.push(registry.register(&domain(1, 7), 2048).unwrap());
+    at.into_iter().for_each(|at| registry.unregister(at));
+    assert_eq!((registry.len(), registry.parts), (0, 0));
+    registry.register(&domain(2, 0), 2048).unwrap();
 }
