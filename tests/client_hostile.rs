@@ -480,6 +480,53 @@ fn a_reply_that_is_wrong_drops_the_connection_and_not_the_engine() {
     }
 }
 
+/// Frames of a commit that may have happened hold objects: the next store must not write over them.
+#[test]
+fn only_a_commit_that_was_refused_as_a_whole_leaves_its_frames_to_the_client() {
+    let shape = Shape::plain(64, 0);
+    let codes = [
+        (ErrorCode::Internal, false),
+        (ErrorCode::LimitExceeded, false),
+        (ErrorCode::ExtentNotGranted, false),
+        (ErrorCode::SizeMismatch, true),
+        (ErrorCode::InvalidArgument, true),
+    ];
+    for (code, still_ours) in codes {
+        let fake = Fake::new(|_, _| None);
+        let client = ready(&fake.socket(), &shape);
+        let chain = chain(client.domain_seed().unwrap(), 2 * CHUNK + 1, 1);
+        let named: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let seen = Arc::clone(&named);
+        let granted = Mutex::new(false);
+        fake.set(move |request, _| match request {
+            // Once: what the client writes into later is what it thinks is still its own.
+            Request::Grant { .. } if !std::mem::replace(&mut *granted.lock().unwrap(), true) => {
+                Some(plain(Reply::Grant {
+                    extents: vec![Extent { frame: 3, count: 1 }],
+                }))
+            }
+            Request::Commit(commit) => {
+                let frames = commit.extents.iter().map(|extent| extent.frame);
+                seen.lock().unwrap().extend(frames);
+                Some(plain(Reply::Error(WireError::new(
+                    code,
+                    "half of it is stored",
+                    [],
+                ))))
+            }
+            _ => None,
+        });
+        let before = client.stats().reconnects;
+        let first = client.store(&[store_chunk(&chain, 0, 0, four(1))], &[]);
+        assert_eq!(first.is_err(), still_ours, "{code:?}: {first:?}");
+        eventually("recovery", || client.is_healthy());
+        assert_eq!(client.stats().reconnects > before, !still_ours, "{code:?}");
+        let _ = client.store(&[store_chunk(&chain, 1, 0, four(5))], &[]);
+        let named = named.lock().unwrap().clone();
+        assert_eq!(named, if still_ours { vec![3, 3] } else { vec![3] }, "{code:?}");
+    }
+}
+
 #[test]
 fn a_seed_of_its_own_is_a_server_that_cannot_be_used() {
     let fake = Fake::new(|request, _| match request {

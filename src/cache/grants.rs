@@ -15,6 +15,8 @@ use crate::wire::MAX_EXTENTS;
 pub(super) const RUN_FRAMES: u32 = 512;
 /// Steps of finding out what a client may yet have: a look at all clients.
 const ROOM_STEPS: u32 = 16;
+/// How often space is made again that others were faster to be granted.
+const MISSES: u32 = 4;
 /// Steps of granting a run, besides those for its frames.
 const RUN_STEPS: u32 = 2;
 
@@ -27,6 +29,8 @@ pub(super) struct Granting {
     space: Option<Space>,
     /// Frames that are yet to be granted, once there is space.
     left: Option<u64>,
+    /// How often space that was made was gone when it was to be granted.
+    missed: u32,
     extents: Vec<Extent>,
 }
 
@@ -38,6 +42,7 @@ impl Granting {
             need,
             space: None,
             left: None,
+            missed: 0,
             extents: Vec::new(),
         }
     }
@@ -50,46 +55,58 @@ impl Granting {
         core: &mut Core,
         turn: &mut Turn,
     ) -> Result<Option<Vec<Extent>>, CoreError> {
-        let space = match &mut self.space {
-            Some(space) => space,
-            None => {
-                turn.spend(ROOM_STEPS);
-                let wanted = self.frames.min(core.credit_room(self.client)?);
-                if wanted == 0 {
-                    return Ok(Some(Vec::new()));
+        'space: loop {
+            let space = match &mut self.space {
+                Some(space) => space,
+                None => {
+                    turn.spend(ROOM_STEPS);
+                    let wanted = self.frames.min(core.credit_room(self.client)?);
+                    if wanted == 0 {
+                        return Ok(Some(Vec::new()));
+                    }
+                    self.frames = wanted;
+                    self.space.insert(Space::new(wanted, self.need))
                 }
-                self.frames = wanted;
-                self.space.insert(Space::new(wanted, self.need))
-            }
-        };
-        let mut left = match self.left {
-            Some(left) => left,
-            None => {
-                if !space.step(core, turn)? {
+            };
+            let mut left = match self.left {
+                Some(left) => left,
+                None => {
+                    if !space.step(core, turn)? {
+                        return Ok(None);
+                    }
+                    let given = self.frames.min(core.pool.grantable());
+                    let nothing = given == 0 && self.extents.is_empty();
+                    core.counters.dropped_stores += u64::from(nothing && self.need == Need::Now);
+                    given
+                }
+            };
+            while left > 0 && self.extents.len() < MAX_EXTENTS {
+                self.left = Some(left);
+                if turn.is_over() {
                     return Ok(None);
                 }
-                let given = self.frames.min(core.pool.grantable());
-                core.counters.dropped_stores += u64::from(given == 0 && self.need == Need::Now);
-                given
+                let last = self.extents.last().and_then(|last| last.end());
+                let run = core.pool.grant_run(self.client.slab, left, RUN_FRAMES, last)?;
+                let Some(run) = run else {
+                    // Others were granted it between two turns.
+                    if self.missed >= MISSES {
+                        break;
+                    }
+                    self.missed += 1;
+                    (self.space, self.left) = (Some(Space::new(left, self.need)), None);
+                    self.frames = left;
+                    continue 'space;
+                };
+                turn.spend(RUN_STEPS + frame_steps(1, run.count.into()));
+                core.client_mut(self.client)?.credit.add(run);
+                left -= u64::from(run.count);
+                match self.extents.last_mut() {
+                    Some(before) if last == Some(run.frame) => before.count += run.count,
+                    _ => self.extents.push(run),
+                }
             }
-        };
-        while left > 0 && self.extents.len() < MAX_EXTENTS {
-            self.left = Some(left);
-            if turn.is_over() {
-                return Ok(None);
-            }
-            let last = self.extents.last().and_then(|last| last.end());
-            let run = core.pool.grant_run(self.client.slab, left, RUN_FRAMES, last)?;
-            let Some(run) = run else { break };
-            turn.spend(RUN_STEPS + frame_steps(1, run.count.into()));
-            core.client_mut(self.client)?.credit.add(run);
-            left -= u64::from(run.count);
-            match self.extents.last_mut() {
-                Some(before) if last == Some(run.frame) => before.count += run.count,
-                _ => self.extents.push(run),
-            }
+            return Ok(Some(std::mem::take(&mut self.extents)));
         }
-        Ok(Some(std::mem::take(&mut self.extents)))
     }
 }
 

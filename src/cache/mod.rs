@@ -50,6 +50,7 @@ mod sweep;
 mod tails;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod touching;
 mod trunks;
 pub mod turn;
 

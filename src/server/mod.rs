@@ -2,8 +2,9 @@
 //!
 //! May import everything up to `cache`.
 //!
-//! One thread runs the whole control plane ([`run`]). Others make the pool's pages present, write the log, and wait for
-//! file systems: the fleet's record, the socket's name. Without clients nothing wakes up. Every refusal is an answer with a code and numbers, and no peer can make the server
+//! One thread runs the whole control plane ([`run`]), in turns: whatever takes long goes on after others were served. Others make
+//! the pool's pages present, read and write frames that are long, write the log, and wait for file systems: the fleet's
+//! record, the socket's name. Without clients nothing wakes up. Every refusal is an answer with a code and numbers, and no peer can make the server
 //! wait: reads are bounded by the frame limits, replies by a queue.
 
 mod accept;
