@@ -243,11 +243,11 @@ fn a_hello_that_is_wrong_leaves_the_client_degraded_until_it_is_right() {
     let cases: [(&str, Wrong); 17] = [
         ("closed", |_| Answer::Close),
         ("in time", |_| Answer::Silence),
-        ("not valid", |_| {
+        ("begins with \"\\x08\\x00\\x00\\x00\\x01\\x02", |_| {
             Answer::Bytes(vec![8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
         }),
-        ("limit", |_| Answer::Bytes(vec![0xff; 64])),
-        ("0 bytes", |_| Answer::Bytes(vec![0; 64])),
+        ("begins with \"\\xff\\xff", |_| Answer::Bytes(vec![0xff; 64])),
+        ("begins with \"\\x00\\x00", |_| Answer::Bytes(vec![0; 64])),
         ("instead of", |regions| {
             Answer::WrongId(Reply::Hello(regions.hello()))
         }),
@@ -477,6 +477,54 @@ fn a_reply_that_is_wrong_drops_the_connection_and_not_the_engine() {
         assert_eq!(stored, [StoreOutcome::Unavailable]);
         eventually("recovery", || client.is_healthy());
         assert_eq!(client.stats().reconnects, before + 3);
+    }
+}
+
+/// Frames of a commit that may have happened hold objects: the next store must not write over them.
+#[test]
+fn only_a_commit_that_was_refused_as_a_whole_leaves_its_frames_to_the_client() {
+    let shape = Shape::plain(64, 0);
+    let codes = [
+        (ErrorCode::Internal, false),
+        (ErrorCode::LimitExceeded, false),
+        (ErrorCode::ExtentNotGranted, false),
+        (ErrorCode::SizeMismatch, true),
+        (ErrorCode::InvalidArgument, true),
+    ];
+    for (code, still_ours) in codes {
+        let fake = Fake::new(|_, _| None);
+        let client = ready(&fake.socket(), &shape);
+        // Of another prompt: what hangs under a chunk that was refused is not even sent.
+        let [one, other] = [1, 2].map(|first| chain(client.domain_seed().unwrap(), CHUNK + 1, first));
+        let named: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let seen = Arc::clone(&named);
+        let granted = Mutex::new(false);
+        fake.set(move |request, _| match request {
+            // Once: what the client writes into later is what it thinks is still its own.
+            Request::Grant { .. } if !std::mem::replace(&mut *granted.lock().unwrap(), true) => {
+                Some(plain(Reply::Grant {
+                    extents: vec![Extent { frame: 3, count: 1 }],
+                }))
+            }
+            Request::Commit(commit) => {
+                let frames = commit.extents.iter().map(|extent| extent.frame);
+                seen.lock().unwrap().extend(frames);
+                Some(plain(Reply::Error(WireError::new(
+                    code,
+                    "half of it is stored",
+                    [],
+                ))))
+            }
+            _ => None,
+        });
+        let before = client.stats().reconnects;
+        let first = client.store(&[store_chunk(&one, 0, 0, four(1))], &[]);
+        assert_eq!(first.is_err(), still_ours, "{code:?}: {first:?}");
+        eventually("recovery", || client.is_healthy());
+        assert_eq!(client.stats().reconnects > before, !still_ours, "{code:?}");
+        let _ = client.store(&[store_chunk(&other, 0, 0, four(5))], &[]);
+        let named = named.lock().unwrap().clone();
+        assert_eq!(named, if still_ours { vec![3, 3] } else { vec![3] }, "{code:?}");
     }
 }
 

@@ -187,3 +187,61 @@ fn a_server_without_descriptors_waits_and_carries_on() {
     });
     server.assert_serves(&mut old);
 }
+
+/// Whoever comes to a server without descriptors is answered, at once and so that he can tell, whether the server notices
+/// it when it accepts, when it makes the descriptors of the hello's reply, or not at all.
+#[test]
+fn peers_that_find_no_descriptors_left_are_told_to_come_again() {
+    // From a server that has just enough for itself on, so that it runs out at every step of an admission.
+    for limit in 40..52 {
+        let server = ServerProcess::with_open_files(limit, &["--pool-size", "1MiB"]);
+        let mut admitted = Vec::new();
+        for _ in 0..24 {
+            let mut client = server.connect();
+            let (_, frame) = client.frame(&hello(true));
+            // What is refused may be closed by now.
+            let _ = client.send_bytes(&frame);
+            match client.receive() {
+                Some((_, Reply::Hello(_))) => admitted.push(client),
+                Some((id, Reply::Error(error))) => {
+                    assert_eq!(error.code, ErrorCode::Exhausted, "{error}");
+                    assert_eq!(error.numbers, [nix::libc::EMFILE as u64, limit as u64]);
+                    let text = format!("EMFILE; it may have {limit} open files");
+                    assert!(error.message.contains(&text), "{error}");
+                    assert_eq!(id, 1, "the hello is what is refused");
+                    client.expect_closed();
+                }
+                other => panic!("{other:?} after {} of {limit}", admitted.len()),
+            }
+        }
+        assert!(
+            !admitted.is_empty() && admitted.len() < 24,
+            "{limit}: {}",
+            admitted.len()
+        );
+        server.wait_log("EMFILE");
+        admitted.clear();
+        eventually("room", || {
+            let mut client = server.connect();
+            let (_, frame) = client.frame(&hello(true));
+            client.send_bytes(&frame).is_ok() && matches!(client.receive(), Some((_, Reply::Hello(_))))
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_cannot_even_be_accepted_is_told_so_too() {
+    let server = ServerProcess::with_open_files(48, &["--pool-size", "1MiB"]);
+    server.wait_log("ready");
+    // Each of them costs descriptors, and none says anything.
+    let mut crowd: Vec<_> = (0..64).map(|_| server.connect()).collect();
+    let mut last = crowd.pop().unwrap();
+    match last.receive() {
+        Some((0, Reply::Error(error))) => {
+            assert_eq!(error.code, ErrorCode::Exhausted, "{error}");
+            assert_eq!(error.numbers, [nix::libc::EMFILE as u64, 48]);
+        }
+        other => panic!("{other:?}"),
+    }
+    last.expect_closed();
+}

@@ -35,11 +35,14 @@ def binary() -> pathlib.Path:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Where weights are kept."""
     kept = os.environ.get("KVASIR_MODEL_CACHE")
-    return pathlib.Path(kept) if kept else tmp_path_factory.mktemp("models")
+    place = pathlib.Path(kept) if kept else tmp_path_factory.mktemp("models")
+    # What engines remember of weights stays out of the user's own.
+    os.environ.setdefault("KVASIR_CACHE_DIR", str(place / "digests"))
+    return place
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[process.Nursery]:
+def nursery(tmp_path_factory: pytest.TempPathFactory, cache: pathlib.Path) -> Iterator[process.Nursery]:
     """The parent of in-process engines; importing vLLM once is most of what a start costs."""
     with process.running(process.Nursery(tmp_path_factory.mktemp("nursery"))) as parent:
         yield parent
@@ -74,16 +77,18 @@ class Bench:
         settings: dict[str, Any] | None = None,
         connector: dict[str, Any] | None = None,
         store_fault: dict[str, Any] | None = None,
+        strange: bool = False,
     ) -> Callable[[int], process.Engine]:
         """A function that starts an engine on the model: forked from the nursery, or with `fresh` as a new
         interpreter whose scheduler and worker are processes of their own. `settings` are the engine's, in place of
         the model's; `connector` replaces parts of the connector's configuration; `store_fault` is for
-        `steps.arm_store_fault`."""
+        `steps.arm_store_fault`. `strange`: the engine has to find out itself what its weights are."""
         config: dict[str, Any] = {
             "model": str(weights.ensure(model, self.cache)),
             "settings": model.engine_settings | (settings or {}),
             "connector": process.connector_config(server.socket_path) | (connector or {}) if server else None,
             "store_fault": store_fault,
+            "strange": strange,
         }
 
         def start(_number: int) -> process.Engine:

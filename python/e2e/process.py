@@ -75,6 +75,22 @@ def connector_config(socket_path: pathlib.Path, **extra: Any) -> dict[str, Any]:
     }
 
 
+def remember_weights(config: dict[str, Any]) -> None:
+    """Finds out what the model's weights are, so that an engine knows it from its start, as one does that has been
+    started before. Otherwise a prompt of a second may be over before it is known."""
+    if config["connector"] is None or config.get("strange") or config["settings"].get("load_format") == "dummy":
+        return
+    from kvasir import WeightsJob
+
+    place = config["connector"]["kv_connector_extra_config"].get("kvasir.cache_dir")
+    job = WeightsJob(config["model"], "", place)
+    deadline = time.monotonic() + START_S
+    while job.result() is None:
+        if time.monotonic() > deadline:
+            raise HarnessError(f"the weights of {config['model']} were not read in {START_S:.0f} s")
+        time.sleep(0.01)
+
+
 class Engine:
     """A running engine process: `generate`, `reset_prefix_cache`, `stop`."""
 
@@ -105,6 +121,7 @@ class Engine:
 
     def _configure(self, config: dict[str, Any]) -> Engine:
         try:
+            remember_weights(config)
             self.pid = self._answer("connect", START_S)["pid"]
             ready = self._ask(config | {"log": str(self.log)}, START_S)
             self.start_s = ready["start_s"]

@@ -164,7 +164,7 @@ def test_weights_go_by_every_byte(bench: Bench) -> None:
     directory = weights.ensure(BROAD, place)
     connector = settings(server, bench.place)
 
-    first = bench.engine(BROAD, server, connector=connector)
+    first = bench.engine(BROAD, server, connector=connector, strange=True)
     wait_known(first, "are known")
     cold = once(first, tokens)
     own = once(first, tokens)
@@ -179,7 +179,7 @@ def test_weights_go_by_every_byte(bench: Bench) -> None:
     expected = once(plain, tokens)
     plain.stop()
     assert expected["logprobs"] != cold["logprobs"], "the change of weights changed nothing"
-    changed = bench.engine(BROAD, server, connector=connector)
+    changed = bench.engine(BROAD, server, connector=connector, strange=True)
     wait_known(changed, "are known")
     assert once(changed, tokens) == expected
     changed.reset_prefix_cache()

@@ -57,7 +57,7 @@ enum Stage<'a> {
     /// Ends what nobody will complete.
     Abandoned,
     /// Grants space for what comes next.
-    Credit(Granting<'a>),
+    Credit(Box<Granting<'a>>),
 }
 
 /// What one item brings along, before the next.
@@ -258,12 +258,12 @@ impl<'a> Committing<'a> {
             let need = Need::Ahead {
                 published: self.published,
             };
-            self.stage = Stage::Credit(Granting::new(
+            self.stage = Stage::Credit(Box::new(Granting::new(
                 self.client,
                 missing,
                 need,
                 Under::Items(self.request.items),
-            ));
+            )));
             return Ok(true);
         };
         let done = ending.step(core, turn)?;

@@ -219,6 +219,14 @@ impl Core {
         Ok(())
     }
 
+    /// Whether a client that has attached no longer holds its lock byte: it is gone, whoever has its connection.
+    ///
+    /// # Errors
+    /// [`CoreError::UnknownClient`], [`CoreError::Shm`].
+    pub fn has_let_go(&self, client: ClientId) -> Result<bool, CoreError> {
+        Ok(self.client(client)?.attached && !self.slabs.is_locked(client.slab)?)
+    }
+
     /// Records the chunk size of all domains. The same size again is fine.
     ///
     /// # Errors

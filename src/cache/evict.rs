@@ -25,6 +25,8 @@ const BATCH: u64 = 64;
 const BATCH_FRACTION: u64 = 32;
 /// Objects that a batch takes at most, so that the first of many become free before the last are taken out.
 const BATCH_MAX: u64 = 4096;
+/// Who has evicted twice what it needs and this fraction of the pool, and still does not have it, takes what there is.
+const GIVE_UP_FRACTION: u64 = 8;
 /// Entries of touched logs that are read before space is made. What is left is read the next time.
 const TOUCHED: usize = 4096;
 /// Of one client's log at a time, so that all of them come up.
@@ -176,8 +178,10 @@ impl Space {
                     if self.patient && core.is_growing() || core.pool.grantable() >= self.frames {
                         return Ok(true);
                     }
-                    // Somebody else may take what becomes free: the second time as much has gone it is not for us.
-                    if self.patient && self.taken >= self.frames.saturating_mul(2) {
+                    // Somebody else may take what becomes free, and readers may come to hold it. That does not go on for ever.
+                    let some = u64::from(core.pool.frames()) / GIVE_UP_FRACTION;
+                    let most = self.frames.saturating_mul(2).saturating_add(some);
+                    if self.patient && self.taken >= most {
                         return Ok(true);
                     }
                     self.stage = match self.seen {

@@ -19,6 +19,8 @@ use crate::wire::MAX_EXTENTS;
 pub(super) const RUN_FRAMES: u32 = 512;
 /// Steps of finding out what a client may yet have: a look at all clients.
 const ROOM_STEPS: u32 = 16;
+/// How often space is made again that others were faster to be granted.
+const MISSES: u32 = 4;
 /// Steps of granting a run, besides those for its frames.
 const RUN_STEPS: u32 = 2;
 
@@ -52,6 +54,8 @@ pub(super) struct Granting<'a> {
     /// The client's own stale partials have ended.
     own_ended: bool,
     stage: Stage<'a>,
+    /// How often space that was made was gone when it was to be granted.
+    missed: u32,
     extents: Vec<Extent>,
 }
 
@@ -66,6 +70,7 @@ impl<'a> Granting<'a> {
             guards: None,
             own_ended: false,
             stage: Stage::Room,
+            missed: 0,
             extents: Vec::new(),
         }
     }
@@ -95,7 +100,7 @@ impl<'a> Granting<'a> {
                     turn.spend(ROOM_STEPS);
                     match self.room(core)? {
                         Some(stage) => self.stage = stage,
-                        None => return self.nothing(core),
+                        None => return self.end(core, false),
                     }
                 }
                 Stage::Guards(guarding) => {
@@ -133,18 +138,25 @@ impl<'a> Granting<'a> {
                         return Ok(None);
                     }
                     let left = (*wanted).min(core.pool.grantable());
-                    self.stage = Stage::Give { left };
                     if left == 0 {
-                        return self.nothing(core);
+                        return self.end(core, true);
                     }
+                    self.stage = Stage::Give { left };
                 }
-                Stage::Give { left: 0 } => return Ok(Some(std::mem::take(&mut self.extents))),
                 Stage::Give { left } => {
+                    if *left == 0 || self.extents.len() >= MAX_EXTENTS {
+                        return self.end(core, false);
+                    }
                     let last = self.extents.last().and_then(|last| last.end());
-                    let full = self.extents.len() >= MAX_EXTENTS;
                     let run = core.pool.grant_run(self.client.slab, *left, RUN_FRAMES, last)?;
-                    let Some(run) = run.filter(|_| !full) else {
-                        *left = 0;
+                    let Some(run) = run else {
+                        // Others were granted it between two turns.
+                        if self.missed >= MISSES {
+                            return self.end(core, true);
+                        }
+                        self.missed += 1;
+                        self.frames = *left;
+                        self.stage = Stage::Room;
                         continue;
                     };
                     turn.spend(RUN_STEPS + frame_steps(1, run.count.into()));
@@ -164,9 +176,9 @@ impl<'a> Granting<'a> {
         let share = core.share(self.client)?;
         let wanted = self.frames.min(share.room(self.need));
         let there = core.pool.grantable();
+        let give = |left: u64| (left > 0).then_some(Stage::Give { left });
         let Some(under) = self.under else {
-            let left = wanted.min(there);
-            return Ok((left > 0).then_some(Stage::Give { left }));
+            return Ok(give(wanted.min(there)));
         };
         let needs_own = self.need == Need::Now && share.in_partials > 0 && !self.own_ended;
         let needs_own = needs_own && wanted < self.frames.min(share.chunk);
@@ -178,23 +190,23 @@ impl<'a> Granting<'a> {
         if needs_own {
             return Ok(Some(Stage::Own { after: 0 }));
         }
-        if wanted == 0 {
-            return Ok(None);
+        if !needs_space {
+            return Ok(give(wanted.min(there)));
         }
         let engine = core.client(self.client)?.info.engine_instance;
         let space = Space::new(wanted, self.need).sparing(self.guards.clone().unwrap_or_default(), engine);
         Ok(Some(Stage::Space { space, wanted }))
     }
 
-    /// A step that could store nothing is a step all the same: partials that fill a client's share become stale by it.
-    fn nothing(&self, core: &mut Core) -> Result<Option<Vec<Extent>>, CoreError> {
-        let waits = u64::from(self.need == Need::Now);
-        core.client_mut(self.client)?.commits += waits;
-        // While the pool grows nothing is given up yet. Who has its share gives up nothing that there was no room for.
-        if matches!(self.stage, Stage::Give { .. }) && !core.is_growing() {
-            core.counters.dropped_stores += waits;
+    /// What was granted. `lacked`: there was no room for more.
+    fn end(&mut self, core: &mut Core, lacked: bool) -> Result<Option<Vec<Extent>>, CoreError> {
+        if self.extents.is_empty() && self.need == Need::Now {
+            // A step that could store nothing is a step all the same: partials that fill a client's share become stale by it.
+            core.client_mut(self.client)?.commits += 1;
+            // While the pool grows nothing is given up yet. Who has its share gives up nothing that there was no room for.
+            core.counters.dropped_stores += u64::from(lacked && !core.is_growing());
         }
-        Ok(Some(Vec::new()))
+        Ok(Some(std::mem::take(&mut self.extents)))
     }
 }
 

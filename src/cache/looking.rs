@@ -17,18 +17,18 @@ use super::meter::Meter;
 use super::probe::{Found, Probed, Prober};
 use super::shape::DomainShape;
 use super::sweep::{Naming, Sweep, View};
+use super::touching::{Touching, UpperLoads};
 use super::turn::{Progress, Turn, Work};
 use crate::geometry::ObjectKind;
 
 /// Parts of a step: to look at the numbers of some tails, to name an object, to find one whose record is not at hand, to note what keeps it, to note something
-/// that stands beside the chains, to pin it, and to make it the most recent.
+/// that stands beside the chains, to pin it.
 const CHECK: u32 = 1;
 const NAME: u32 = 1;
 const FIND: u32 = 10;
 const KEEP: u32 = 2;
 const KEEP_BESIDE: u32 = 8;
 const PIN: u32 = 3;
-const TOUCH: u32 = 2;
 
 /// So many tails.
 const CHECKED: usize = 16;
@@ -48,8 +48,8 @@ enum Stage {
     Taken,
     /// The pin is given back before something else.
     Undo(Next),
-    /// Uses are noted, from this one of the list on.
-    Touch(usize),
+    /// Uses are noted.
+    Touch,
     Done,
 }
 
@@ -91,12 +91,13 @@ pub struct Looking<'a> {
     /// Objects that had gone from the index, and records that had gone under a pin, when the plan was begun.
     gone: u64,
     torn: u64,
-    /// The records of the plan's loads, and after them what else a hit uses.
+    /// The records of the plan's loads.
     records: Vec<u32>,
     /// Where the loads of each full-attention group begin and end.
     full: Vec<(usize, usize)>,
     /// Place of the group of the last load.
     last_group: usize,
+    touching: Touching,
     answer: LookupAnswer,
 }
 
@@ -141,6 +142,7 @@ impl<'a> Looking<'a> {
             records: Vec::new(),
             full: Vec::new(),
             last_group: 0,
+            touching: Touching::default(),
             answer: LookupAnswer::default(),
         }
     }
@@ -165,7 +167,15 @@ impl Work for Looking<'_> {
                 }
                 Stage::Taken => self.taken(core),
                 Stage::Undo(next) => self.undo(core, next, &mut meter)?,
-                Stage::Touch(at) => self.touch(core, at, &mut meter),
+                Stage::Touch => {
+                    let (records, anchors) = (&self.records, &self.probed.anchors);
+                    if !self
+                        .touching
+                        .step(&mut core.records, records, anchors, &mut meter)
+                    {
+                        self.stage = Stage::Touch;
+                    }
+                }
                 // With nothing between this and the answer.
                 Stage::Done if self.answer.pin != 0 && core.records.torn() != self.torn => {
                     self.lost = true;
@@ -412,10 +422,10 @@ impl Looking<'_> {
             core.pins.close(self.client, pin);
         }
         self.answer.pin = pin;
-        self.stage = match self.request.pin {
-            true => Stage::Touch(0),
-            false => Stage::Done,
-        };
+        match self.request.pin {
+            true => self.begin_touching(),
+            false => self.stage = Stage::Done,
+        }
     }
 
     fn undo(&mut self, core: &mut Core, next: Next, meter: &mut Meter<'_>) -> Result<(), CoreError> {
@@ -447,55 +457,28 @@ impl Looking<'_> {
         Ok(())
     }
 
-    /// Notes uses, the least recent first: states and windows, then full attention from the end, so that what hangs under
-    /// something is never the more recent. The anchor's chunks too that need not be loaded.
-    fn touch(&mut self, core: &mut Core, from: usize, meter: &mut Meter<'_>) {
+    /// Notes uses, the anchor's chunks that need not be loaded among them.
+    fn begin_touching(&mut self) {
         let chunks = (self.answer.hit_tokens / self.limits.chunk_size) as usize;
         let anchors = chunks.min(self.probed.anchors.len());
-        let loads = self.records.len();
-        let mut at = from;
-        while at < 2 * loads + anchors {
-            if meter.is_over() {
-                self.stage = Stage::Touch(at);
-                return;
-            }
-            let record = if at < loads {
-                if let Some((_, end)) = self.full.iter().find(|(first, end)| (*first..*end).contains(&at)) {
-                    at = *end;
-                    continue;
-                }
-                self.records[at]
-            } else if at < 2 * loads {
-                let load = 2 * loads - 1 - at;
-                let Some((first, end)) = self.full.iter().rfind(|(first, _)| *first <= load) else {
-                    at = 2 * loads;
-                    continue;
-                };
-                if load >= *end {
-                    at = 2 * loads - *end;
-                    continue;
-                }
-                if self.is_anchor_chunk(load, anchors) {
-                    at = 2 * loads - *first;
-                    continue;
-                }
-                self.records[load]
-            } else {
-                self.probed.anchors[anchors - 1 - (at - 2 * loads)].record
-            };
-            meter.spend(TOUCH);
-            core.records.touch(record);
-            at += 1;
-        }
-        self.stage = Stage::Done;
-    }
-
-    /// Whether a load is one of the anchor's chunks. Then so are all before it of its group.
-    fn is_anchor_chunk(&self, load: usize, anchors: usize) -> bool {
-        let item = &self.answer.loads[load];
-        self.shape.anchor == Some(item.id.group)
-            && item.tokens == self.shape.chunk
-            && (item.chunk as usize) < anchors
+        let loads = &self.answer.loads;
+        let among = |load: &LoadItem| {
+            self.shape.anchor == Some(load.id.group)
+                && load.tokens == self.shape.chunk
+                && (load.chunk as usize) < anchors
+        };
+        // Of the anchor's loads all but a tail at the end.
+        let full = std::mem::take(&mut self.full);
+        let full = full.into_iter().map(|(first, end)| UpperLoads {
+            first,
+            end,
+            known: match among(&loads[first]) {
+                true => end - usize::from(!among(&loads[end - 1])),
+                false => first,
+            },
+        });
+        self.touching = Touching::new(self.records.len(), full.collect(), anchors);
+        self.stage = Stage::Touch;
     }
 
     fn finish(&mut self, core: &mut Core) -> LookupAnswer {

@@ -186,3 +186,36 @@ fn a_pin_that_the_scan_has_missed_is_a_reader_that_sees_the_object_dead() {
         );
     });
 }
+
+/// Two objects' pins in two words that the scan reads apart from each other, with other work of the server between.
+#[test]
+fn a_scan_that_goes_on_in_another_turn_misses_no_pin_that_counts() {
+    loom::model(|| {
+        let metas = Arc::new([AtomicU64::new(FIRST), AtomicU64::new(FIRST)]);
+        let pins = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let others = Arc::new(AtomicU64::new(0));
+        let reader = {
+            let (metas, pins, others) = (Arc::clone(&metas), Arc::clone(&pins), Arc::clone(&others));
+            thread::spawn(move || {
+                pins[1].store(1, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                let seen = metas[1].load(Ordering::Acquire);
+                others.load(Ordering::Relaxed);
+                seen
+            })
+        };
+        for meta in metas.iter() {
+            meta.store(DEAD, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        let first = pins[0].load(Ordering::Relaxed);
+        others.store(7, Ordering::Release);
+        let second = pins[1].load(Ordering::Relaxed);
+        let seen = reader.join().unwrap();
+        assert_eq!(first, 0);
+        assert!(
+            second != 0 || seen == DEAD,
+            "the frame is free and its reader thinks it has it"
+        );
+    });
+}

@@ -51,6 +51,7 @@ mod sweep;
 mod tails;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod touching;
 mod trunks;
 pub mod turn;
 

@@ -7,6 +7,7 @@ mod clear;
 mod doctor;
 mod environment;
 mod failure;
+mod log;
 mod output;
 pub mod plan;
 mod serve;
@@ -19,6 +20,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Parser, Subcommand};
+use nix::sys::signal::Signal;
+
+use crate::shm::process::ignore_signal;
 
 /// Exit code for settings and input that cannot be used; clap uses the same for flags that it does not know.
 const BAD_INPUT: u8 = 2;
@@ -50,6 +54,10 @@ enum Command {
 /// Runs the command that `args` name (the first is the program) and returns its exit code.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let started = Instant::now();
+    // A file that may not grow further is an error of the write, or of a memory region that is made; not a death.
+    if let Err(error) = ignore_signal(Signal::SIGXFSZ) {
+        return output::fail("start", error, 1);
+    }
     let args: Vec<OsString> = args.into_iter().collect();
     // Also where clap takes it for the value of another option, or finds no command at all.
     let json = args.iter().any(|arg| arg == "--json");

@@ -16,6 +16,11 @@ pub(super) fn print(text: &str) -> ExitCode {
 /// Says on standard error why a command failed.
 pub(super) fn fail(command: &str, error: impl fmt::Display, code: u8) -> ExitCode {
     // There is nobody left to tell if this fails.
-    let _ = writeln!(io::stderr().lock(), "kvasir {command}: {error}");
+    let _ = io::stderr().lock().write_all(failure(command, error).as_bytes());
     ExitCode::from(code)
+}
+
+/// The line that says why a command failed.
+pub(super) fn failure(command: &str, error: impl fmt::Display) -> String {
+    format!("kvasir {command}: {error}\n")
 }

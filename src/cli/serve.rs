@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use clap::{ArgMatches, Args, CommandFactory};
 
-use super::output::{fail, print};
+use super::log::Log;
+use super::output::{fail, failure, print};
 use super::{BAD_INPUT, Cli, arguments, environment, socket};
 use crate::server::{self, Config, ServerError, Settings, SettingsError};
 
@@ -24,27 +25,40 @@ pub(super) struct ServeArgs {
 }
 
 pub(super) fn run(args: ServeArgs, matches: &ArgMatches, started: Instant) -> ExitCode {
-    if let Err(error) = environment::check(&Cli::command(), std::env::vars_os()) {
-        return fail("serve", error, BAD_INPUT);
-    }
-    let config = match effective(args.settings, args.config, matches) {
-        Ok(config) => config,
-        Err(error) => return fail("serve", error, BAD_INPUT),
+    // Whatever has to be said from here on is said through it: this process does not wait for its standard error.
+    let log = match Log::start() {
+        Ok(log) => log,
+        Err(error) => return fail("serve", format_args!("starting the log's thread: {error}"), 1),
     };
+    let code = serve(args, matches, started, &log).unwrap_or_else(|(error, code)| {
+        log.push(failure("serve", error).as_bytes());
+        ExitCode::from(code)
+    });
+    log.flush();
+    code
+}
+
+/// The server's whole life, or the last line on standard error and the exit code.
+fn serve(
+    args: ServeArgs,
+    matches: &ArgMatches,
+    started: Instant,
+    log: &Log,
+) -> Result<ExitCode, (String, u8)> {
+    fn bad_input(error: impl ToString) -> (String, u8) {
+        (error.to_string(), BAD_INPUT)
+    }
+    environment::check(&Cli::command(), std::env::vars_os()).map_err(bad_input)?;
+    let config = effective(args.settings, args.config, matches).map_err(bad_input)?;
     if args.print_config {
-        return match config.to_toml() {
-            Ok(text) => print(&text),
-            Err(error) => fail("serve", error, BAD_INPUT),
-        };
+        return Ok(print(&config.to_toml().map_err(bad_input)?));
     }
-    start_log(&config);
-    if let Err(error) = socket::prepare_default(&config.socket) {
-        return fail("serve", error, 1);
-    }
+    start_log(&config, log);
+    socket::prepare_default(&config.socket).map_err(|error| (error.to_string(), 1))?;
     match server::run(config, started) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error @ ServerError::Settings(_)) => fail("serve", error, BAD_INPUT),
-        Err(error) => fail("serve", error, 1),
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error @ ServerError::Settings(_)) => Err(bad_input(error)),
+        Err(error) => Err((error.to_string(), 1)),
     }
 }
 
@@ -58,14 +72,17 @@ fn effective(flags: Settings, file: Option<PathBuf>, matches: &ArgMatches) -> Re
 }
 
 /// Logs to standard error, in colour on a terminal.
-fn start_log(config: &Config) {
+fn start_log(config: &Config, log: &Log) {
     use std::io::{IsTerminal, stderr};
-    let log = tracing_subscriber::fmt()
+    log.take_panics();
+    let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::from(config.log_level))
-        .with_writer(stderr)
+        .with_writer(log.clone())
         .with_ansi(stderr().is_terminal())
         .with_target(false)
+        // Where would it say that it could not write?
+        .log_internal_errors(false)
         .try_init();
     // Only a second call in one process could fail, and there the first one's log is in place.
-    let _ = log;
+    let _ = subscriber;
 }

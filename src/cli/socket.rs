@@ -41,9 +41,10 @@ pub(super) fn prepare_default(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(&directory) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(error),
+        Err(error) => return Err(unusable(&directory, "cannot be made", &error)),
     }
-    let found = fs::symlink_metadata(&directory)?;
+    let found = fs::symlink_metadata(&directory)
+        .map_err(|error| unusable(&directory, "cannot be looked at", &error))?;
     let own = found.is_dir() && found.uid() == geteuid().as_raw();
     if own && found.mode() & 0o077 == 0 {
         return Ok(());
@@ -52,4 +53,14 @@ pub(super) fn prepare_default(path: &Path) -> io::Result<()> {
         "{} has to be a directory that only you can enter (mode 0700); remove it, or name a socket with --socket",
         directory.display()
     )))
+}
+
+/// The same error with the directory's name, and the cure.
+fn unusable(directory: &Path, what: &str, error: &io::Error) -> io::Error {
+    let text = format!(
+        "the socket's directory {} {what}: {error}; name a socket with --socket, or set TMPDIR or XDG_RUNTIME_DIR to a \
+         directory that exists",
+        directory.display()
+    );
+    io::Error::new(error.kind(), text)
 }

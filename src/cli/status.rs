@@ -19,8 +19,10 @@ use super::socket::default_path;
 use crate::cache::slabs::PIN_WORDS;
 use crate::geometry::Bytes;
 use crate::server::config::MAX_SOCKET_PATH_BYTES;
+use crate::shm::socket_path;
 use crate::wire::{
-    Encoder, FrameReader, Hello, PROTOCOL_VERSION, PeerKind, Reply, Request, WireError, decode_reply,
+    Encoder, FirstBytes, FrameReader, Hello, PROTOCOL_VERSION, PeerKind, Reply, Request, WireError,
+    decode_reply,
 };
 
 /// How long a server may take for one answer.
@@ -40,8 +42,15 @@ pub(super) struct StatusArgs {
 /// Why there is no status.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StatusError {
-    #[error("no server on {}: {source}; start one with kvasir serve", path.display())]
-    Connect { path: PathBuf, source: io::Error },
+    /// What is there instead of a server.
+    #[error("no server on {}: {why}", path.display())]
+    Connect {
+        path: PathBuf,
+        why: String,
+        source: io::Error,
+    },
+    #[error("{0}")]
+    NotKvasir(String),
     #[error(
         "socket path {} has {} bytes, the system allows {MAX_SOCKET_PATH_BYTES}; no server can be there",
         .0.display(),
@@ -58,6 +67,31 @@ pub(super) enum StatusError {
     Refused(WireError),
     #[error("the server's answer makes no sense: {0}")]
     Nonsense(String),
+}
+
+impl StatusError {
+    /// The same error of the first exchange: what is no answer there comes from no Kvasir server.
+    fn of_first(self, path: &Path, first: &FirstBytes) -> Self {
+        match self {
+            Self::Nonsense(_) => Self::NotKvasir(first.not_kvasir(path)),
+            Self::Io(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+                ) =>
+            {
+                Self::NotKvasir(if first.is_empty() {
+                    format!(
+                        "what listens on {} closed the connection without an answer",
+                        path.display()
+                    )
+                } else {
+                    first.not_kvasir(path)
+                })
+            }
+            other => other,
+        }
+    }
 }
 
 impl From<io::Error> for StatusError {
@@ -107,6 +141,8 @@ pub(super) fn ask(path: &Path) -> Result<Value, StatusError> {
 pub(super) struct Asking {
     stream: UnixStream,
     reader: FrameReader,
+    /// What came first, to tell who is there.
+    first: FirstBytes,
     /// Of the last request.
     id: u64,
 }
@@ -119,6 +155,7 @@ impl Asking {
         let mut asking = Self {
             stream,
             reader: FrameReader::new(),
+            first: FirstBytes::default(),
             id: 0,
         };
         let hello = Request::Hello(Hello {
@@ -129,7 +166,8 @@ impl Asking {
             engine_instance: [0; 16],
             wants_pool: false,
         });
-        match asking.call(&hello)? {
+        let greeted = asking.call(&hello);
+        match greeted.map_err(|error| error.of_first(path, &asking.first))? {
             Reply::Hello(_) => Ok(asking),
             other => Err(unexpected(&other)),
         }
@@ -138,7 +176,13 @@ impl Asking {
     /// One request and its reply.
     pub(super) fn call(&mut self, request: &Request) -> Result<Reply, StatusError> {
         self.id += 1;
-        call(&mut self.stream, &mut self.reader, self.id, request)
+        call(
+            &mut self.stream,
+            &mut self.reader,
+            self.id,
+            request,
+            &mut self.first,
+        )
     }
 
     /// The status document.
@@ -164,6 +208,7 @@ fn connect_to(path: &Path) -> Result<UnixStream, StatusError> {
         Errno::EAGAIN => StatusError::NoAnswer,
         error => StatusError::Connect {
             path: path.to_owned(),
+            why: socket_path::why_not(path, error),
             source: error.into(),
         },
     };
@@ -192,6 +237,7 @@ fn call(
     reader: &mut FrameReader,
     id: u64,
     request: &Request,
+    first: &mut FirstBytes,
 ) -> Result<Reply, StatusError> {
     let mut encoder = Encoder::new();
     let frame = encoder
@@ -217,6 +263,7 @@ fn call(
         if bytes == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
+        first.add(&space[..bytes]);
         reader.received(bytes);
     }
 }

@@ -2,20 +2,21 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, UnixAddr, connect, shutdown, socket};
 
 use super::ClientError;
+use crate::shm::atfork::{ForkClosedFd, forks_so_far};
 use crate::shm::fdpass::{recv_with_fds, send_with_fds};
+use crate::shm::socket_path;
 use crate::wire::{
-    Encoder, ErrorCode, FrameReader, MAX_FDS_PER_FRAME, Reply, Request, WireError, decode_reply,
+    Encoder, ErrorCode, FirstBytes, FrameReader, MAX_FDS_PER_FRAME, Reply, Request, WireError, decode_reply,
 };
 
 /// How an exchange failed.
@@ -46,9 +47,33 @@ fn broken(what: &str, error: impl std::fmt::Display) -> CallError {
     CallError::Broken(format!("{what}: {error}"))
 }
 
+/// The socket of a connection. A forked child has no copy of it: the server would see neither the end of this process
+/// nor of its calls while the child lives.
+#[derive(Debug)]
+pub(super) struct Stream(ForkClosedFd);
+
+impl Stream {
+    /// The descriptor.
+    pub(super) fn fd(&self) -> Result<BorrowedFd<'_>, CallError> {
+        let forked = || CallError::Broken("this connection was made before a fork".into());
+        self.0.fd().ok_or_else(forked)
+    }
+
+    /// Ends the connection for everybody who has the descriptor.
+    pub(super) fn hang_up(&self) {
+        if let Some(fd) = self.0.fd() {
+            // Fails for one that has ended.
+            let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
+        }
+    }
+}
+
 /// One connection.
 pub(super) struct Connection {
-    stream: Arc<UnixStream>,
+    stream: Arc<Stream>,
+    path: PathBuf,
+    /// Kept until the first answer has shown that a Kvasir server is at the other end.
+    first: Option<FirstBytes>,
     encoder: Encoder,
     reader: FrameReader,
     next_id: u64,
@@ -71,15 +96,22 @@ impl Connection {
     pub(super) fn connect(path: &Path) -> Result<Self, CallError> {
         let what = format!("cannot connect to {}", path.display());
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let forks = forks_so_far().map_err(|e| broken(&what, e))?;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(|e| broken(&what, e))?;
         let address = UnixAddr::new(path).map_err(|e| broken(&what, e))?;
-        let connected = connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &address);
-        connected.map_err(|error| match error {
+        let stream = Stream(ForkClosedFd::new(fd).map_err(|e| broken(&what, e))?);
+        // A child forked in between has a copy that nothing would close.
+        if forks.is_none() || forks != forks_so_far().map_err(|e| broken(&what, e))? {
+            return Err(broken(&what, "this process forked meanwhile"));
+        }
+        connect(stream.fd()?.as_raw_fd(), &address).map_err(|error| match error {
             Errno::EAGAIN => broken(&what, "the server takes no connections now"),
-            error => broken(&what, error.desc()),
+            error => broken(&what, socket_path::why_not(path, error)),
         })?;
         Ok(Self {
-            stream: Arc::new(UnixStream::from(fd)),
+            stream: Arc::new(stream),
+            path: path.to_owned(),
+            first: Some(FirstBytes::default()),
             encoder: Encoder::new(),
             reader: FrameReader::new(),
             next_id: 1,
@@ -90,7 +122,7 @@ impl Connection {
     }
 
     /// The socket, for noticing a hang-up while no call is made.
-    pub(super) fn stream(&self) -> &Arc<UnixStream> {
+    pub(super) fn stream(&self) -> &Arc<Stream> {
         &self.stream
     }
 
@@ -151,6 +183,7 @@ impl Connection {
     fn reply_to(&mut self, id: u64, deadline: Instant) -> Result<Reply, CallError> {
         loop {
             let (found, reply) = self.receive(deadline)?;
+            // An error that answers no request is about the connection: it is the answer to whatever was sent.
             if found == id || found == NO_REQUEST && matches!(reply, Reply::Error(_)) {
                 return Ok(reply);
             }
@@ -174,10 +207,19 @@ impl Connection {
         let frame = self.encoder.request(id, request);
         let mut rest = frame.map_err(|error| broken("the request cannot be sent", error))?;
         while !rest.is_empty() {
-            match send_with_fds(&*self.stream, rest, &[]) {
+            match send_with_fds(self.stream.fd()?, rest, &[]) {
                 Ok(sent) => rest = &rest[sent..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     wait(&self.stream, PollFlags::POLLOUT, deadline)?;
+                }
+                // The peer has hung up. Why it did may be there to be read, and if not, then its end.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                    ) =>
+                {
+                    return Ok(());
                 }
                 Err(error) => return Err(broken("sending failed", error)),
             }
@@ -188,16 +230,22 @@ impl Connection {
     fn receive(&mut self, deadline: Instant) -> Result<(u64, Reply), CallError> {
         loop {
             let frame = self.reader.next_frame();
-            if let Some(frame) = frame.map_err(|error| broken("the server's frame is not valid", error))? {
-                return decode_reply(frame).map_err(|error| broken("the server's reply is not valid", error));
+            let (first, path) = (self.first.as_ref(), &self.path);
+            if let Some(frame) = frame.map_err(|error| not_valid(first, path, "frame", error))? {
+                let decoded = decode_reply(frame).map_err(|error| not_valid(first, path, "reply", error))?;
+                self.first = None;
+                return Ok(decoded);
             }
             let space = self.reader.space();
-            let space = space.map_err(|error| broken("the server's frame is not valid", error))?;
-            match recv_with_fds(&*self.stream, space, self.descriptors_expected) {
+            let space = space.map_err(|error| not_valid(first, path, "frame", error))?;
+            match recv_with_fds(self.stream.fd()?, space, self.descriptors_expected) {
                 Ok(received) if received.bytes == 0 => {
-                    return Err(CallError::Broken("the server closed the connection".into()));
+                    return Err(closed(first, path));
                 }
                 Ok(received) => {
+                    if let Some(first) = &mut self.first {
+                        first.add(&space[..received.bytes]);
+                    }
                     self.reader.received(received.bytes);
                     self.descriptors_expected -= received.fds.len();
                     self.descriptors.extend(received.fds);
@@ -205,10 +253,38 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     wait(&self.stream, PollFlags::POLLIN, deadline)?;
                 }
+                // What a close looks like when not everything was read.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return Err(closed(first, path));
+                }
                 Err(error) => return Err(broken("receiving failed", error)),
             }
         }
     }
+}
+
+/// Bytes that are no answer: before the first answer, whoever sent them is no Kvasir server.
+fn not_valid(
+    first: Option<&FirstBytes>,
+    path: &Path,
+    what: &str,
+    error: impl std::fmt::Display,
+) -> CallError {
+    match first {
+        Some(first) => CallError::Broken(first.not_kvasir(path)),
+        None => broken(&format!("the server's {what} is not valid"), error),
+    }
+}
+
+fn closed(first: Option<&FirstBytes>, path: &Path) -> CallError {
+    CallError::Broken(match first {
+        Some(first) if !first.is_empty() => first.not_kvasir(path),
+        Some(_) => format!(
+            "what listens on {} closed the connection without an answer",
+            path.display()
+        ),
+        None => "the server closed the connection".into(),
+    })
 }
 
 impl std::fmt::Debug for Connection {
@@ -221,13 +297,13 @@ impl std::fmt::Debug for Connection {
 }
 
 /// Waits until the socket is ready, has failed, or the deadline has passed.
-fn wait(stream: &UnixStream, flags: PollFlags, deadline: Instant) -> Result<(), CallError> {
+fn wait(stream: &Stream, flags: PollFlags, deadline: Instant) -> Result<(), CallError> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(CallError::Late);
         }
-        let mut fds = [PollFd::new(stream.as_fd(), flags)];
+        let mut fds = [PollFd::new(stream.fd()?, flags)];
         match poll(&mut fds, poll_timeout(left)) {
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(()),

@@ -5,7 +5,7 @@
 //! its end is noticed and the server's status shows who waits; and where there is none, the socket's name is looked at.
 //! While all is well it sleeps in `poll`.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -84,12 +84,13 @@ pub(super) fn run(core: &Arc<Core>) {
 fn wait(core: &Core, refused: Option<&Session>, pause: Duration, socket: Option<SocketFile>) -> bool {
     let late = core.session();
     let sessions = refused.into_iter().chain(late.as_deref());
-    let streams: Vec<BorrowedFd<'_>> = sessions.map(|session| session.stream.as_fd()).collect();
+    // A copy in a forked child has none, nor this thread.
+    let streams: Vec<BorrowedFd<'_>> = sessions.filter_map(|session| session.stream.fd().ok()).collect();
     let news = core
         .wake
         .sleep_beside(&streams, pause, &core.config.socket, socket);
     if let Some(late) = &late
-        && (core.wake.hung_up(&[late.stream.as_fd()]) || !late.is_current())
+        && (!late.is_current() || late.stream.fd().is_ok_and(|fd| core.wake.hung_up(&[fd])))
     {
         core.end_reads();
     }
@@ -100,7 +101,10 @@ fn wait(core: &Core, refused: Option<&Session>, pause: Duration, socket: Option<
 /// nothing was stored gives the space for stores back: others can make use of it, and the next store asks anew.
 fn watch(core: &Arc<Core>, session: &Arc<Session>) {
     let begin = Instant::now();
-    if core.wake.sleep(&[session.stream.as_fd()], core.config.heartbeat) {
+    let Ok(stream) = session.stream.fd() else {
+        return; // a copy in a forked child, which has no such thread
+    };
+    if core.wake.sleep(&[stream], core.config.heartbeat) {
         core.degrade(session, "the server closed the connection");
     } else if !session.is_current() {
         core.degrade(session, "the server restarted");

@@ -6,12 +6,11 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::attached::Attached;
-use super::connection::{CallError, Connection};
+use super::connection::{CallError, Connection, Stream};
 use super::extents::{Credit, Uses};
 use super::missing::Missing;
 use super::populate::{Populate, Populated, When};
@@ -46,7 +45,7 @@ pub(super) struct PoolSide {
 pub(super) struct Session {
     /// Counts the connections of a client, from 1.
     pub(super) generation: u64,
-    pub(super) stream: Arc<UnixStream>,
+    pub(super) stream: Arc<Stream>,
     control: ControlView,
     pool: Option<PoolSide>,
     attached: Option<Arc<Attached>>,

@@ -301,7 +301,7 @@ impl Core {
         if reads == Reads::End
             && let Some(session) = state.session.take()
         {
-            let _ = session.stream.shutdown(std::net::Shutdown::Both);
+            session.stream.hang_up();
         }
         state.reason = reason.to_owned();
         state.down_since.get_or_insert_with(Instant::now);
@@ -379,7 +379,7 @@ impl Core {
         }
         self.healthy.store(session.generation, Ordering::Release);
         if let Some(late) = state.session.replace(session) {
-            let _ = late.stream.shutdown(std::net::Shutdown::Both);
+            late.stream.hang_up();
         }
         state.link = Link::Idle(connection);
         state.last_attempt = None;

@@ -18,4 +18,4 @@ pub use epochs::{ABI_VERSION, EpochReader};
 pub use error::PoolError;
 pub use frames::{Extent, FRAME_BYTES, count_frames, frames_for};
 pub use pool::{MAX_BOOT_SEQ, Pool, PoolConfig};
-pub use prefault::{PREFAULT_STEP, Prefault, PrefaultEvent};
+pub use prefault::{PREFAULT_STEP, Prefault, PrefaultEvent, prefault_reserve};

@@ -4,6 +4,7 @@
 //! May import everything of this module, `shm`, `sync`.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::accounting::{Accounting, Class};
@@ -11,6 +12,7 @@ use super::alloc::FrameAllocator;
 use super::directory::{Directory, DirectoryTotals, MAX_GRANT_COUNTER, NO_SLAB, Owner};
 use super::epochs::Epochs;
 use super::{Extent, FRAME_BYTES, PoolError, Prefault, PrefaultEvent};
+use crate::shm::memory::{SYSTEM_ROOT, available_memory};
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::{Ordering, fence};
 
@@ -106,7 +108,8 @@ impl Pool {
         &self,
         on_event: impl Fn(PrefaultEvent) + Send + 'static,
     ) -> Result<Prefault, PoolError> {
-        Prefault::start(Arc::clone(&self.mapping), on_event)
+        let available = || available_memory(Path::new(SYSTEM_ROOT));
+        Prefault::start(Arc::clone(&self.mapping), available, on_event)
     }
 
     /// The first `bytes` bytes are present: their frames may be granted.

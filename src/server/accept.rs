@@ -2,15 +2,18 @@
 //!
 //! May import `shm`, `wire`. No unsafe code.
 
+use std::fs::File;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
 use nix::unistd::geteuid;
 use tokio::net::{UnixListener, UnixStream};
-use tracing::{info, warn};
+use tracing::warn;
 
+use super::answer::exhausted;
 use super::connection;
+use super::peer::Peer;
 use super::state::Server;
 use crate::shm::fdpass::{PeerCred, peer_cred};
 use crate::wire::{ErrorCode, Reply, WireError};
@@ -23,24 +26,61 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts until it is dropped.
 pub(super) async fn accept(server: Rc<Server>, listener: UnixListener) {
-    let mut exhausted = false;
+    let mut reserve = Reserve::new();
+    let mut said = false;
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                exhausted = false;
+                said = false;
                 admit(&server, stream);
+                reserve.fill();
                 // A burst of connections is many turns, not one.
                 tokio::task::yield_now().await;
             }
             Err(error) => {
-                // Said once; the connection waits in the backlog until somebody else's ends.
-                if !exhausted {
+                if !said {
                     warn!(%error, connections = server.connections(), "cannot accept a connection");
                 }
-                exhausted = true;
-                tokio::time::sleep(EXHAUSTED_PAUSE).await;
+                said = true;
+                // With the descriptor that is set aside, whoever waits can be told; without it he waits in the queue.
+                if reserve.0.take().is_none() || !turn_away(&server, &listener, &error).await {
+                    tokio::time::sleep(EXHAUSTED_PAUSE).await;
+                }
+                reserve.fill();
             }
         }
+    }
+}
+
+/// A descriptor that can be given up for another one.
+struct Reserve(Option<File>);
+
+impl Reserve {
+    fn new() -> Self {
+        let mut reserve = Self(None);
+        reserve.fill();
+        reserve
+    }
+
+    fn fill(&mut self) {
+        if self.0.is_none() {
+            self.0 = File::open("/dev/null").ok();
+        }
+    }
+}
+
+/// Accepts one connection only to say why it cannot be kept. False: not even that.
+async fn turn_away(server: &Server, listener: &UnixListener, error: &io::Error) -> bool {
+    let Some(refusal) = exhausted(error) else {
+        return false;
+    };
+    match listener.accept().await {
+        Ok((stream, _)) => {
+            let pid = peer_cred(&stream).map_or(0, |cred| cred.pid);
+            refuse(server, &stream, pid, refusal);
+            true
+        }
+        Err(_) => false,
     }
 }
 
@@ -56,17 +96,21 @@ fn admit(server: &Rc<Server>, stream: UnixStream) {
         Ok(()) => {
             // Counted before the task first runs: a burst of connections is accepted without a pause between.
             let counted = server.connection();
-            tokio::task::spawn_local(connection::serve(Rc::clone(server), stream, cred, counted));
+            let peer = Peer::watch(&stream, cred);
+            tokio::task::spawn_local(connection::serve(Rc::clone(server), stream, peer, counted));
         }
-        Err(error) => {
-            info!(pid = cred.pid, uid = cred.uid, %error, "connection refused");
-            // A fresh socket takes a short reply at once; if it does not, the close says enough.
-            let _: io::Result<usize> = server.encode(|encoder| {
-                let frame = encoder.reply(0, &Reply::Error(error)).map_err(io::Error::other)?;
-                stream.try_write(frame)
-            });
-        }
+        Err(error) => refuse(server, &stream, cred.pid, error),
     }
+}
+
+/// Says why, before the connection is closed.
+fn refuse(server: &Server, stream: &UnixStream, pid: u32, error: WireError) {
+    server.journal.refused(pid, &error);
+    // A fresh socket takes a short reply at once; if it does not, the close says enough.
+    let _: io::Result<usize> = server.encode(|encoder| {
+        let frame = encoder.reply(0, &Reply::Error(error)).map_err(io::Error::other)?;
+        stream.try_write(frame)
+    });
 }
 
 fn check(server: &Server, cred: PeerCred) -> Result<(), WireError> {

@@ -2,6 +2,12 @@
 //!
 //! May import `control`, `wire`, `cache`.
 
+use std::error::Error;
+use std::io;
+
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
+
 use crate::cache::CoreError;
 use crate::control::{BindError, ControlError};
 use crate::geometry::chunk::{ChunkError, MAX_CHUNK_TOKENS};
@@ -14,8 +20,51 @@ pub(super) trait Answer {
     fn to_wire(&self) -> WireError;
 }
 
+/// The answer where a call failed because this process or the machine has run out of something that comes back.
+pub(super) fn exhausted(error: &(dyn Error + 'static)) -> Option<WireError> {
+    let mut cause = Some(error);
+    let number = loop {
+        let error = cause?;
+        if let Some(number) = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::raw_os_error)
+        {
+            break number;
+        }
+        cause = error.source();
+    };
+    let (name, cure) = match Errno::from_raw(number) {
+        Errno::EMFILE => (
+            "EMFILE",
+            "raise the server's limit of open files (ulimit -n, LimitNOFILE=)",
+        ),
+        Errno::ETOOMANYREFS => (
+            "ETOOMANYREFS",
+            "raise the server's limit of open files (ulimit -n, LimitNOFILE=)",
+        ),
+        Errno::ENFILE => ("ENFILE", "raise fs.file-max of the machine"),
+        Errno::ENOMEM | Errno::ENOBUFS => (
+            "ENOMEM",
+            "the machine or the server's control group is out of memory",
+        ),
+        _ => return None,
+    };
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+    Some(WireError::new(
+        ErrorCode::Exhausted,
+        format_args!(
+            "the server has run out of something for now: {error} ({name}; it may have {limit} open files); try again, \
+             and if it lasts, {cure}"
+        ),
+        [number as u64, limit],
+    ))
+}
+
 impl Answer for CoreError {
     fn to_wire(&self) -> WireError {
+        if let Some(answer) = exhausted(self) {
+            return answer;
+        }
         let code = ErrorCode::from_number(self.code()).unwrap_or(ErrorCode::Internal);
         WireError::new(code, self, self.numbers())
     }
@@ -94,12 +143,12 @@ fn resolve_numbers(error: &ChunkError) -> Vec<u64> {
 
 impl Answer for ControlError {
     fn to_wire(&self) -> WireError {
-        WireError::new(ErrorCode::Internal, self, [])
+        exhausted(self).unwrap_or_else(|| WireError::new(ErrorCode::Internal, self, []))
     }
 }
 
 impl Answer for ShmError {
     fn to_wire(&self) -> WireError {
-        WireError::new(ErrorCode::Internal, self, [])
+        exhausted(self).unwrap_or_else(|| WireError::new(ErrorCode::Internal, self, []))
     }
 }

@@ -13,6 +13,7 @@ use super::ServerError;
 use super::answer::Answer;
 use super::config::{ChunkScope, Config};
 use super::fleet::{FleetFile, hex};
+use super::fleet_desk::{self, FleetDesk, FleetRecord};
 use super::state::lock;
 use crate::cache::{Core, CoreError};
 use crate::control::{
@@ -21,8 +22,13 @@ use crate::control::{
 };
 use crate::wire::{ErrorCode, WireError};
 
-/// All chunk-size words of the server.
-pub(super) enum Bindings {
+/// All chunk-size words of the server, and where they ask for the fleet's record.
+pub(super) struct Bindings {
+    words: Words,
+    desk: Arc<FleetDesk>,
+}
+
+enum Words {
     Server(Binding<ChunkSizeCell>),
     Model(RefCell<DomainBindings>),
 }
@@ -43,6 +49,25 @@ impl BindingListener for CoreListener {
     }
 }
 
+/// Says in the log that a size is in force. The last of all listeners.
+struct LogListener {
+    domain: Option<DomainId>,
+}
+
+impl BindingListener for LogListener {
+    fn name(&self) -> &str {
+        "log"
+    }
+
+    fn on_bound(&self, chunk_size: u32) -> Result<(), String> {
+        match &self.domain {
+            Some(domain) => info!(chunk_size, domain = hex(domain), "chunk size bound"),
+            None => info!(chunk_size, "chunk size bound"),
+        }
+        Ok(())
+    }
+}
+
 impl Bindings {
     /// All words unbound. Checks the fleet's record, as far as it can be known by now.
     pub(super) fn new(
@@ -53,13 +78,13 @@ impl Bindings {
         let chunk_size = config.chunk_size_config().map_err(super::SettingsError::from)?;
         let fleet = config.fleet_file.clone();
         if let Some(path) = &fleet {
-            let file = FleetFile::new(path, None)?;
-            file.check_place()?;
             // Under `model` every record has a longer name, and whose it is comes with a negotiation.
-            if config.chunk_scope == ChunkScope::Server {
-                info!(path = %path.display(), chunk_size = file.read()?, "fleet");
-            }
+            fleet_desk::check_at_start(
+                FleetFile::new(path, None)?,
+                config.chunk_scope == ChunkScope::Server,
+            )?;
         }
+        let desk = FleetDesk::new();
         let core = Arc::clone(core);
         if config.chunk_scope == ChunkScope::Server {
             let cell = control.chunk_size_cell();
@@ -67,38 +92,39 @@ impl Bindings {
                 core,
                 take: Core::set_chunk_size,
             };
-            return Ok(Self::Server(with_listeners(
-                cell,
-                chunk_size,
-                core,
-                fleet.as_ref(),
-                None,
-            )?));
+            let binding = with_listeners(cell, chunk_size, core, fleet.as_ref(), &desk, None)?;
+            let words = Words::Server(binding);
+            return Ok(Self { words, desk });
         }
+        let records = Arc::clone(&desk);
         let domains = DomainBindings::new(Arc::clone(control), move |id, cell| {
             let core = CoreListener {
                 core: Arc::clone(&core),
                 take: Core::add_chunk_size,
             };
-            with_listeners(cell, chunk_size, core, fleet.as_ref(), Some(id))
+            with_listeners(cell, chunk_size, core, fleet.as_ref(), &records, Some(id))
         });
-        Ok(Self::Model(RefCell::new(domains)))
+        let words = Words::Model(RefCell::new(domains));
+        Ok(Self { words, desk })
     }
 
     /// Agrees on a size with a client, in its binding domain.
-    pub(super) fn negotiate(
+    pub(super) async fn negotiate(
         &self,
         domain: Option<&DomainId>,
         request: NegotiateRequest,
     ) -> Result<Negotiated, WireError> {
-        let answer = match self {
-            Self::Server(binding) => binding.negotiate(request),
-            Self::Model(domains) => {
-                let id = domain.ok_or_else(needs_domain)?;
-                domains.borrow_mut().negotiate(id, request)
-            }
+        let once = || {
+            let answer = match &self.words {
+                Words::Server(binding) => binding.negotiate(request.clone()),
+                Words::Model(domains) => {
+                    let id = domain.ok_or_else(needs_domain)?;
+                    domains.borrow_mut().negotiate(id, request.clone())
+                }
+            };
+            answer.map_err(|error| error.to_wire())
         };
-        answer.map_err(|error| error.to_wire())
+        self.desk.negotiate(once).await
     }
 
     /// The size in force for a session that has negotiated in this domain.
@@ -113,10 +139,13 @@ impl Bindings {
 
     /// Answers a client without a geometry. One size for everybody is frozen by the question; a domain's is not,
     /// because such a client has none.
-    pub(super) fn get_chunk_size(&self, domain: Option<&DomainId>) -> Result<u32, WireError> {
-        match self {
-            Self::Server(binding) => binding.get_chunk_size().map_err(|error| error.to_wire()),
-            Self::Model(_) => self.require_bound(domain).map_err(|_| {
+    pub(super) async fn get_chunk_size(&self, domain: Option<&DomainId>) -> Result<u32, WireError> {
+        match &self.words {
+            Words::Server(binding) => {
+                let once = || binding.get_chunk_size().map_err(|error| error.to_wire());
+                self.desk.negotiate(once).await
+            }
+            Words::Model(_) => self.require_bound(domain).map_err(|_| {
                 WireError::new(
                     ErrorCode::NotNegotiated,
                     "this server keeps a chunk size per binding domain, so there is none to tell a connection that \
@@ -132,9 +161,9 @@ impl Bindings {
         domain: Option<&DomainId>,
         ask: impl FnOnce(&Binding<ChunkSizeCell>) -> Result<T, BindError>,
     ) -> Result<T, WireError> {
-        let answer = match self {
-            Self::Server(binding) => ask(binding),
-            Self::Model(domains) => {
+        let answer = match &self.words {
+            Words::Server(binding) => ask(binding),
+            Words::Model(domains) => {
                 let domains = domains.borrow();
                 let binding = domain.and_then(|id| domains.get(id));
                 binding.map_or(Err(NOT_NEGOTIATED), ask)
@@ -149,13 +178,13 @@ impl Bindings {
             let word = binding.word().unwrap_or(ChunkWord::Unbound);
             json!({ "state": word.state().name(), "chunk_size": word.size() })
         };
-        match self {
-            Self::Server(binding) => {
+        match &self.words {
+            Words::Server(binding) => {
                 let mut status = show(binding);
                 status["domains"] = json!([]);
                 status
             }
-            Self::Model(domains) => {
+            Words::Model(domains) => {
                 let domain = |(id, binding): (&DomainId, _)| {
                     let mut row = show(binding);
                     row["id"] = json!(hex(id));
@@ -176,6 +205,7 @@ fn with_listeners(
     config: ChunkSizeConfig,
     core: CoreListener,
     fleet: Option<&PathBuf>,
+    desk: &Arc<FleetDesk>,
     domain: Option<&DomainId>,
 ) -> Result<Binding<ChunkSizeCell>, BindError> {
     let mut binding = Binding::new(cell, config);
@@ -185,10 +215,13 @@ fn with_listeners(
             place: format!("fleet file {}", path.display()),
             reason: error.to_string(),
         })?;
-        let file = Arc::new(file);
-        binding = binding.with_agreed(file.clone());
-        binding.register(file)?;
+        let record = Arc::new(FleetRecord::new(file, desk));
+        binding = binding.with_agreed(record.clone());
+        binding.register(record)?;
     }
+    binding.register(Arc::new(LogListener {
+        domain: domain.copied(),
+    }))?;
     Ok(binding)
 }
 

@@ -10,14 +10,15 @@ use tokio::io::{Interest, Ready};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tracing::{debug, info};
 
+use super::answer::exhausted;
 use super::dispatch::{self, Session};
 use super::offload::{self, LONG_BYTES, reply_bytes};
 use super::outbox::{Full, Outbox};
+use super::peer::Peer;
 use super::state::{ConnectionCount, Server};
 use crate::cache::turn::Turn;
-use crate::shm::fdpass::{FdPassError, PeerCred, recv_with_fds};
+use crate::shm::fdpass::{FdPassError, recv_with_fds};
 use crate::wire::{
     DecodeError, EncodeError, ErrorCode, FrameError, FrameReader, Reply, Request, WireError, decode_request,
 };
@@ -38,6 +39,9 @@ const LAST_RECEIVES: usize = 64;
 enum End {
     #[error("the peer closed it")]
     PeerClosed,
+    /// Somebody else may still have its socket.
+    #[error("the process that opened it has ended")]
+    PeerEnded,
     /// The peer broke a rule and was told so.
     #[error("refused ({0:?})")]
     Refused(ErrorCode),
@@ -53,6 +57,7 @@ enum End {
 enum Event {
     Ready(Ready),
     Draining,
+    PeerEnded,
     NoHello,
     Failed(io::Error),
 }
@@ -60,7 +65,7 @@ enum Event {
 struct Connection {
     server: Rc<Server>,
     stream: UnixStream,
-    cred: PeerCred,
+    peer: Peer,
     reader: FrameReader,
     outbox: Outbox,
     session: Option<Session>,
@@ -71,12 +76,12 @@ struct Connection {
 }
 
 /// Serves one peer until either side ends it; `_counted` says for as long that the connection exists.
-pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, cred: PeerCred, _counted: ConnectionCount) {
+pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, peer: Peer, _counted: ConnectionCount) {
     let drain = server.watch_drain();
     let mut connection = Connection {
         server,
         stream,
-        cred,
+        peer,
         reader: FrameReader::before_hello(),
         outbox: Outbox::default(),
         session: None,
@@ -84,10 +89,7 @@ pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, cred: PeerCred
         turn: Turn::new(),
     };
     let end = connection.run().await;
-    match &end {
-        End::PeerClosed | End::Drained => debug!(pid = cred.pid, why = %end, "connection ended"),
-        End::Refused(_) | End::Slow(_) | End::Io(_) => info!(pid = cred.pid, why = %end, "connection closed"),
-    }
+    connection.say(&end);
     if matches!(end, End::PeerClosed | End::Refused(_) | End::Drained) {
         // Bounded, so that a peer that reads nothing cannot hold up a stop.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, connection.flush_all()).await;
@@ -95,12 +97,26 @@ pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, cred: PeerCred
 }
 
 impl Connection {
+    /// The line about the end of this connection.
+    fn say(&self, end: &End) {
+        let (journal, why) = (&self.server.journal, end.to_string());
+        let sessions = self.server.sessions.borrow();
+        let session = self.session.as_ref().map(Session::number);
+        match (session.and_then(|number| sessions.get(&number)), end) {
+            (Some(session), _) => journal.went(session, &why),
+            // Its refusal was said already; one that came and said nothing is nobody's business.
+            (None, End::Refused(_) | End::PeerClosed | End::PeerEnded | End::Drained) => {}
+            (None, End::Slow(_) | End::Io(_)) => journal.closed(self.peer.cred.pid, &why),
+        }
+    }
+
     async fn run(&mut self) -> End {
         let hello_deadline = Instant::now() + HELLO_PATIENCE;
         loop {
             let step = match self.next_event(hello_deadline).await {
                 Event::Ready(ready) => self.transfer(ready).await,
                 Event::Draining => return self.last_frames().await,
+                Event::PeerEnded => return End::PeerEnded,
                 Event::NoHello => {
                     let seconds = HELLO_PATIENCE.as_secs();
                     let error = WireError::new(
@@ -127,6 +143,7 @@ impl Connection {
         tokio::select! {
             ready = self.stream.ready(interest) => ready.map_or_else(Event::Failed, Event::Ready),
             _ = self.drain.wait_for(|draining| *draining) => Event::Draining,
+            () = self.peer.ended() => Event::PeerEnded,
             () = tokio::time::sleep_until(hello_deadline), if self.session.is_none() => Event::NoHello,
         }
     }
@@ -221,10 +238,10 @@ impl Connection {
                 Ok((id, request)) => self.answer(id, request).await?,
                 Err(bad) => {
                     let error = bad.error.to_wire();
-                    debug!(pid = self.cred.pid, %error, "request refused");
                     if self.session.is_none() || error.code.closes_connection() {
                         return Err(self.refuse(bad.id, error));
                     }
+                    self.server.journal.refused(self.peer.cred.pid, &error);
                     self.reply(bad.id, &Reply::Error(error))?;
                 }
             }
@@ -238,10 +255,10 @@ impl Connection {
         let reply = dispatch::answer(&self.server, session, request, &mut self.turn).await;
         match reply {
             Reply::Error(error) => {
-                debug!(pid = self.cred.pid, %error, "request refused");
                 if error.code.closes_connection() {
                     return Err(self.refuse(id, error));
                 }
+                self.server.journal.refused(self.peer.cred.pid, &error);
                 self.reply(id, &Reply::Error(error))
             }
             reply if reply_bytes(&reply) > LONG_BYTES => self.long_reply(id, reply).await,
@@ -267,7 +284,7 @@ impl Connection {
             );
             return Err(self.refuse(id, error));
         };
-        let opened = match dispatch::open(&self.server, hello, self.cred) {
+        let opened = match dispatch::open(&self.server, hello, &self.peer) {
             Ok(opened) => opened,
             Err(error) => return Err(self.refuse(id, error)),
         };
@@ -312,6 +329,7 @@ impl Connection {
     /// Queues the last reply of this connection.
     fn refuse(&mut self, id: u64, error: WireError) -> End {
         let code = error.code;
+        self.server.journal.refused(self.peer.cred.pid, &error);
         match self.reply(id, &Reply::Error(error)) {
             Ok(()) => End::Refused(code),
             Err(end) => end,
@@ -348,7 +366,14 @@ impl Connection {
     }
 
     fn flush(&mut self) -> Result<(), End> {
-        self.outbox.flush(&self.stream, &mut self.turn).map_err(End::Io)
+        let Err(error) = self.outbox.flush(&self.stream, &mut self.turn) else {
+            return Ok(());
+        };
+        // The descriptors of the first reply could not be sent: too many of this user's are on their way.
+        match exhausted(&error) {
+            Some(refusal) if self.outbox.give_up_first() => Err(self.refuse(0, refusal)),
+            _ => Err(End::Io(error)),
+        }
     }
 
     async fn flush_all(&mut self) -> io::Result<()> {

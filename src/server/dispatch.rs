@@ -9,6 +9,7 @@ use tracing::info;
 
 use super::answer::Answer;
 use super::convert;
+use super::peer::Peer;
 use super::state::Server;
 use super::status::{self, SessionInfo};
 use crate::cache::turn::{Progress, Turn, Work};
@@ -21,7 +22,6 @@ use crate::control::{DomainId, NegotiateRequest};
 use crate::geometry::chunk;
 use crate::keys::{ChunkKey, DomainFields};
 use crate::pool::FRAME_BYTES;
-use crate::shm::fdpass::PeerCred;
 use crate::wire::{
     Commit, ErrorCode, Hello, HelloReply, Lookup, Negotiate, NegotiateReply, PROTOCOL_VERSION, PayloadPath,
     Region, RegionKind, RegisterKvCache, RegisterReply, Reply, Request, Retrieve, WireError,
@@ -40,6 +40,13 @@ pub(super) struct Session {
     looked_up: Option<ChunkKey>,
 }
 
+impl Session {
+    /// Its number in [`Server::sessions`].
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
         self.server.end_session(self.number);
@@ -54,7 +61,7 @@ pub(super) struct Opened {
 }
 
 /// Answers the first frame of a connection.
-pub(super) fn open(server: &Rc<Server>, hello: Hello, cred: PeerCred) -> Result<Opened, WireError> {
+pub(super) fn open(server: &Rc<Server>, hello: Hello, peer: &Peer) -> Result<Opened, WireError> {
     if hello.protocol_version != PROTOCOL_VERSION {
         let theirs = hello.protocol_version;
         return Err(WireError::new(
@@ -87,7 +94,7 @@ pub(super) fn open(server: &Rc<Server>, hello: Hello, cred: PeerCred) -> Result<
         slab: client.map_or(0, |client| u32::from(client.slab())),
         regions,
     };
-    let number = server.begin_session(SessionInfo::new(&hello, cred, client));
+    let number = server.begin_session(SessionInfo::new(&hello, peer, client));
     let session = Session {
         server: Rc::clone(server),
         number,
@@ -217,9 +224,10 @@ async fn handle(
             "a connection says hello once; open another connection",
             [],
         )),
-        Request::Negotiate(request) => negotiate(server, session, &request),
+        Request::Negotiate(request) => negotiate(server, session, &request).await,
         Request::GetChunkSize => {
-            let chunk_size = server.bindings.get_chunk_size(session.binding_domain.as_ref())?;
+            let domain = session.binding_domain;
+            let chunk_size = server.bindings.get_chunk_size(domain.as_ref()).await?;
             Ok(Reply::Negotiate(NegotiateReply {
                 chunk_size: u64::from(chunk_size),
                 warnings: Vec::new(),
@@ -330,17 +338,15 @@ fn require_bound(server: &Server, session: &Session) -> Result<u32, WireError> {
     server.bindings.require_bound(session.binding_domain.as_ref())
 }
 
-fn negotiate(server: &Server, session: &mut Session, request: &Negotiate) -> Result<Reply, WireError> {
+async fn negotiate(server: &Server, session: &mut Session, request: &Negotiate) -> Result<Reply, WireError> {
     let domain = request.binding_domain;
-    let negotiated = server.bindings.negotiate(
-        domain.as_ref(),
-        NegotiateRequest {
-            required_alignment: request.required_alignment,
-            preferred_base: request.preferred_base,
-            previous_size: request.previous_size,
-            spans: convert::spans(&request.spans),
-        },
-    )?;
+    let wanted = NegotiateRequest {
+        required_alignment: request.required_alignment,
+        preferred_base: request.preferred_base,
+        previous_size: request.previous_size,
+        spans: convert::spans(&request.spans),
+    };
+    let negotiated = server.bindings.negotiate(domain.as_ref(), wanted).await?;
     session.binding_domain = domain;
     let (agreed, offered) = (request.previous_size, u64::from(negotiated.chunk_size));
     let other = (agreed != 0 && agreed != offered).then(|| {
@@ -403,6 +409,7 @@ async fn register(
     let (domain, kept_frames_max) = work(server, Register::new(client, &registration), turn).await?;
     if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
         info.registered(request, chunk_size, domain_seed);
+        server.journal.registered(info);
     }
     Ok(Reply::Register(RegisterReply {
         domain_seed,

@@ -12,12 +12,13 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::libc::{O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, O_NONBLOCK, O_TMPFILE};
 use nix::unistd::{geteuid, linkat};
 
-use crate::control::{AgreedSize, BindingListener, DomainId};
+use crate::control::DomainId;
 use crate::geometry::chunk::MAX_CHUNK_TOKENS;
 
 /// First line of a record: what it is, and the version of what follows.
@@ -54,6 +55,17 @@ pub enum FleetError {
         path: PathBuf,
         /// What is wrong with it.
         what: String,
+    },
+    /// The file system takes too long.
+    #[error(
+        "fleet file {}: its file system does not answer within {waited_ms} ms; try again, or use a local file system",
+        path.display()
+    )]
+    NoAnswer {
+        /// The path.
+        path: PathBuf,
+        /// How long it was waited for.
+        waited_ms: u128,
     },
     /// Another server was faster, with another size.
     #[error(
@@ -104,6 +116,24 @@ impl FleetFile {
             path: path.into(),
             domain: domain.copied(),
         })
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The same, for errors.
+    pub(super) fn place(&self) -> String {
+        format!("fleet file {}", self.path.display())
+    }
+
+    /// The error when a question has taken too long.
+    pub(super) fn no_answer(&self, waited: Duration) -> FleetError {
+        FleetError::NoAnswer {
+            path: self.path.clone(),
+            waited_ms: waited.as_millis(),
+        }
     }
 
     /// Checks that there is a place for a record.
@@ -247,29 +277,9 @@ impl FleetFile {
         }
     }
 
-    fn failed(&self, call: &'static str) -> impl FnOnce(io::Error) -> FleetError + use<> {
+    pub(super) fn failed(&self, call: &'static str) -> impl FnOnce(io::Error) -> FleetError + use<> {
         let path = self.path.clone();
         move |source| FleetError::Io { path, call, source }
-    }
-}
-
-impl AgreedSize for FleetFile {
-    fn place(&self) -> String {
-        format!("fleet file {}", self.path.display())
-    }
-
-    fn recorded(&self) -> Result<Option<u32>, String> {
-        self.read().map_err(|error| error.to_string())
-    }
-}
-
-impl BindingListener for FleetFile {
-    fn name(&self) -> &str {
-        "fleet"
-    }
-
-    fn on_bound(&self, chunk_size: u32) -> Result<(), String> {
-        self.agree(chunk_size).map_err(|error| error.to_string())
     }
 }
 

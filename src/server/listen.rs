@@ -17,6 +17,7 @@ use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bin
 use nix::sys::stat::{Mode, fchmod};
 
 use super::config::MAX_SOCKET_PATH_BYTES;
+use super::name_watch::Named;
 use crate::shm::ShmError;
 use crate::shm::lock::{LockAttempt, LockFile};
 
@@ -139,6 +140,21 @@ impl SocketName {
     /// The path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The names that have to stay while the server lives.
+    pub(super) fn names(&self) -> Vec<Named> {
+        let socket = Named {
+            what: "the socket",
+            path: self.path.clone(),
+            identity: self.identity,
+        };
+        let lock = self.lock.identity().ok().map(|identity| Named {
+            what: "the socket's lock file",
+            path: self.lock.path().to_owned(),
+            identity,
+        });
+        std::iter::once(socket).chain(lock).collect()
     }
 
     /// Takes the socket's name away, so that no new client finds it. The lock stays.

@@ -4,13 +4,17 @@
 //!
 //! A closed connection ends the pins that were made over it, and nothing else. What the client may still be writing
 //! or reading comes back when its lock byte is free, which the kernel sees to when the process ends. There is no
-//! event for that, so it is asked; but only while there is a client without a connection.
+//! event for that, so it is asked: often while there is a client without a connection, and at the beat for those with one.
+//!
+//! A connection ends with the process that made it ([`super::peer`]), or when its client is found to have let go of its
+//! lock, whoever else still has the socket. A lock that is still held means that somebody may still write: a child with a
+//! copy of the descriptor, for one. Then the grants stay, and the log says so.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::state::Server;
 use crate::cache::{ClientId, CoreError};
@@ -22,12 +26,18 @@ const LOOKS_AT_ONCE: usize = 32;
 /// A client that only lost its connection can live for long.
 const LAST_LOOK: Duration = Duration::from_millis(200);
 
+/// Clients with a connection that are asked about at one beat.
+const LOOKS_PER_BEAT: usize = 64;
+/// When a client without a connection has been there for so many looks, the log says it.
+const LOOKS_UNTIL_SAID: u32 = 8;
+
 /// A client without a connection whose lock was not free when it was last asked about.
 #[derive(Debug)]
 pub(super) struct Orphan {
     client: ClientId,
     /// Whether it was said that asking failed, which is said once.
     failed: bool,
+    looks: u32,
 }
 
 /// Asks again about a client that could not be taken down, if it has to be.
@@ -35,6 +45,7 @@ pub(super) fn look_again(server: &Server, client: ClientId, gone: Result<bool, C
     let mut orphan = Orphan {
         client,
         failed: false,
+        looks: 0,
     };
     if is_left(client.slab(), &mut orphan.failed, gone) {
         server.orphans.borrow_mut().push(orphan);
@@ -55,6 +66,24 @@ fn is_left(slab: u16, failed: &mut bool, gone: Result<bool, CoreError>) -> bool 
             true
         }
     }
+}
+
+/// Asks about clients with a connection, so many at a time and each in turn, and ends the connections of those that are
+/// gone: a process that died whose socket some child has, where the process itself cannot be watched.
+pub(super) fn look_at_connected(server: &Server, after: u64) -> u64 {
+    let sessions = server.sessions.borrow();
+    let core = server.core();
+    let mut next = 0;
+    for (number, info) in sessions.range(after + 1..).take(LOOKS_PER_BEAT) {
+        next = *number;
+        if info
+            .client
+            .is_some_and(|client| matches!(core.has_let_go(client), Ok(true)))
+        {
+            info.gone.notify_one();
+        }
+    }
+    next
 }
 
 /// When to look next. A new orphan brings the next look forward and never puts it off.
@@ -118,6 +147,14 @@ async fn look(server: &Server) {
         asked.retain_mut(|orphan| {
             let gone = server.core().is_alive(orphan.client).map(|alive| !alive);
             let is_gone = matches!(gone, Ok(true));
+            orphan.looks = orphan.looks.saturating_add(1);
+            if orphan.looks == LOOKS_UNTIL_SAID && matches!(gone, Ok(false)) {
+                info!(
+                    slab = orphan.client.slab(),
+                    "a client without a connection still holds its lock: it, or a child that it left, lives, and what was \
+                     granted to it stays its own until that ends"
+                );
+            }
             let stays = is_left(orphan.client.slab(), &mut orphan.failed, gone);
             if is_gone {
                 server.ends.add(orphan.client);

@@ -2,8 +2,9 @@
 //!
 //! May import everything up to `cache`.
 //!
-//! One thread runs the whole control plane ([`run`]); the only other one makes the pool's pages present. Without
-//! clients nothing wakes up. Every refusal is an answer with a code and numbers, and no peer can make the server
+//! One thread runs the whole control plane ([`run`]), in turns: whatever takes long goes on after others were served. Others make
+//! the pool's pages present, read and write frames that are long, write the log, and wait for file systems: the fleet's
+//! record, the socket's name. Without clients nothing wakes up. Every refusal is an answer with a code and numbers, and no peer can make the server
 //! wait: reads are bounded by the frame limits, replies by a queue.
 
 mod accept;
@@ -15,10 +16,15 @@ mod convert;
 mod dispatch;
 mod ends;
 mod fleet;
+mod fleet_desk;
+mod journal;
+mod limits;
 pub mod listen;
 mod liveness;
+mod name_watch;
 mod offload;
 mod outbox;
+mod peer;
 mod run;
 mod size;
 mod state;
@@ -26,6 +32,7 @@ mod status;
 
 pub use config::{Config, Settings, SettingsError};
 pub use fleet::FleetError;
+pub use limits::LimitError;
 pub use listen::ListenError;
 pub use run::run;
 pub use size::ByteSize;
@@ -43,6 +50,9 @@ pub enum ServerError {
     /// The socket path cannot be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// This process can never have what the settings ask for.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
     /// The fleet's record cannot be used.
     #[error(transparent)]
     Fleet(#[from] FleetError),

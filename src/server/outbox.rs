@@ -80,6 +80,17 @@ impl Outbox {
         Ok(())
     }
 
+    /// Forgets the first frame of a connection if none of it was sent. False: some was, or it had no descriptors.
+    pub(super) fn give_up_first(&mut self) -> bool {
+        let unsent = self.sent == 0 && !self.fds.is_empty();
+        if unsent {
+            self.fds.clear();
+            self.pieces.clear();
+            self.queued = 0;
+        }
+        unsent
+    }
+
     /// Sends as much as the socket takes while the turn lasts.
     pub(super) fn flush(&mut self, stream: &UnixStream, turn: &mut Turn) -> io::Result<()> {
         while self.queued > 0 && !turn.is_over() {

@@ -2,10 +2,10 @@
 //!
 //! May import everything up to `cache`. No unsafe code.
 
-use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal as OsSignal;
 use sd_notify::NotifyState;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -16,15 +16,19 @@ use tracing::{debug, error, info, warn};
 use super::config::Config;
 use super::listen::{self, SocketName};
 use super::state::Server;
-use super::{ServerError, accept, ends, liveness};
+use super::{ServerError, accept, ends, limits, liveness, name_watch};
 use crate::control::Health;
 use crate::pool::{Prefault, PrefaultEvent};
-use crate::shm::process::set_not_dumpable;
+use crate::shm::process::{set_not_dumpable, signal_is_ignored};
 
 /// How long connections have to read their last replies once the server is told to stop.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(4);
+/// How long a service manager may take to hear of the server's state.
+const NOTIFY_PATIENCE: Duration = Duration::from_millis(100);
 /// How often the control region says that the server is alive, while a client is connected.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Heartbeats between two looks at the names of socket and lock.
+const BEATS_PER_LOOK: u64 = 10;
 
 /// Runs a server until it is told to stop. `started` is when the process began, for the log.
 ///
@@ -32,6 +36,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// [`ServerError`] when it cannot start. A stop by a signal is a success.
 pub fn run(config: Config, started: Instant) -> Result<(), ServerError> {
     set_not_dumpable()?;
+    limits::open_files(&config);
     info!(config = %config.to_toml()?.trim_end().replace('\n', ", "), "starting");
     let failed = |what| move |source| ServerError::Runtime { what, source };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -41,7 +46,7 @@ pub fn run(config: Config, started: Instant) -> Result<(), ServerError> {
     // Before anything has a name: a stop that comes early has to clean up as well.
     let signals = {
         let _context = runtime.enter();
-        Signals::new().map_err(failed("preparing for signals"))?
+        Signals::new()?
     };
     let (listener, name) = listen::listen(&config.socket)?;
     let served = serve(config, started, &runtime, signals, listener, &name);
@@ -87,6 +92,7 @@ async fn serve_until_stopped(
     tokio::task::spawn_local(ends::take_down(Rc::clone(server)));
     tokio::task::spawn_local(liveness::watch_orphans(Rc::clone(server)));
     tokio::task::spawn_local(beat(Rc::clone(server)));
+    name_watch::start(server, name.names());
     server.control.set_health(Health::Serving);
     announce(server);
     // After the announcement: a large pool takes seconds, and only what is present is granted anyway.
@@ -94,7 +100,7 @@ async fn serve_until_stopped(
 
     let signal = signals.next().await;
     info!(signal, connections = server.connections(), "stopping");
-    notify(&[NotifyState::Stopping]);
+    notify(NotifyState::Stopping);
     if let Err(error) = name.remove_socket() {
         warn!(%error, "the socket's name could not be removed");
     }
@@ -125,15 +131,27 @@ fn announce(server: &Server) {
         start_ms = format_args!("{:.1}", server.started.elapsed().as_secs_f64() * 1e3),
         "ready"
     );
-    notify(&[NotifyState::Ready]);
+    notify(NotifyState::Ready);
 }
 
-fn notify(state: &[NotifyState<'_>]) {
+/// Tells the service manager. A thread does it, so that one that does not read keeps nobody waiting for long.
+fn notify(state: NotifyState<'static>) {
     // Set to nothing is not set.
-    if std::env::var_os("NOTIFY_SOCKET").is_some_and(|socket| socket.is_empty()) {
+    if std::env::var_os("NOTIFY_SOCKET").is_none_or(|socket| socket.is_empty()) {
         return;
     }
-    if let Err(error) = sd_notify::notify(state) {
+    let (told, wait) = std::sync::mpsc::channel();
+    let thread = std::thread::Builder::new().name("kvasir-notify".into());
+    let result = thread
+        .spawn(move || {
+            // Nobody listens any more when it took too long.
+            let _ = told.send(sd_notify::notify(&[state]));
+        })
+        .and_then(|_| match wait.recv_timeout(NOTIFY_PATIENCE) {
+            Ok(result) => result,
+            Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
+        });
+    if let Err(error) = result {
         warn!(%error, "the service manager could not be notified");
     }
 }
@@ -165,6 +183,16 @@ fn prefault_event(server: &Server, event: PrefaultEvent) {
             server.core().prefault_ended();
             debug!("all of the pool is present");
         }
+        PrefaultEvent::Limited { ready, available } => {
+            server.core().prefault_ended();
+            warn!(
+                pool_bytes = server.core().counters().1.total,
+                present_bytes = ready,
+                available_bytes = available,
+                "the pool stays smaller than configured until there is more memory; reduce --pool-size, or give the \
+                 server more"
+            );
+        }
         PrefaultEvent::Failed(error) => {
             server.core().prefault_ended();
             warn!(%error, "the pool stays smaller than configured");
@@ -175,36 +203,62 @@ fn prefault_event(server: &Server, event: PrefaultEvent) {
 
 /// Stores the clock while there is anybody to read it.
 async fn beat(server: Rc<Server>) {
+    let mut looked_at = 0;
+    let mut beats = 0_u64;
     loop {
         server.session_began.notified().await;
         while !server.sessions.borrow().is_empty() {
             server.control.beat();
+            looked_at = liveness::look_at_connected(&server, looked_at);
+            beats += 1;
+            if beats.is_multiple_of(BEATS_PER_LOOK) {
+                server.look_at_names.notify_one();
+            }
             tokio::time::sleep(HEARTBEAT).await;
         }
     }
 }
 
-/// The signals that stop a server.
+/// The signals that stop a server, without those that were ignored when it started: `nohup` and a shell's background
+/// jobs mean that.
 struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
+    terminate: Option<Signal>,
+    interrupt: Option<Signal>,
+    hangup: Option<Signal>,
 }
 
 impl Signals {
-    fn new() -> io::Result<Self> {
+    fn new() -> Result<Self, ServerError> {
+        let wanted = |which: OsSignal| -> Result<Option<Signal>, ServerError> {
+            if signal_is_ignored(which)? {
+                info!(signal = which.as_str(), "was ignored at the start and stays so");
+                return Ok(None);
+            }
+            let kind = SignalKind::from_raw(which as i32);
+            let listened = signal(kind).map_err(|source| ServerError::Runtime {
+                what: "preparing for signals",
+                source,
+            });
+            listened.map(Some)
+        };
         Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
+            terminate: wanted(OsSignal::SIGTERM)?,
+            interrupt: wanted(OsSignal::SIGINT)?,
+            hangup: wanted(OsSignal::SIGHUP)?,
         })
     }
 
     async fn next(&mut self) -> &'static str {
+        async fn one(signal: &mut Option<Signal>) {
+            match signal {
+                Some(signal) => drop(signal.recv().await),
+                None => std::future::pending().await,
+            }
+        }
         tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.hangup.recv() => "SIGHUP",
+            () = one(&mut self.terminate) => "SIGTERM",
+            () = one(&mut self.interrupt) => "SIGINT",
+            () = one(&mut self.hangup) => "SIGHUP",
         }
     }
 }

@@ -11,13 +11,14 @@ use std::time::Instant;
 
 use tokio::sync::{Notify, watch};
 
-use super::ServerError;
 use super::bindings::Bindings;
 use super::config::Config;
 use super::ends::Ends;
+use super::journal::Journal;
 use super::liveness::Orphan;
 use super::offload::Offload;
 use super::status::SessionInfo;
+use super::{ServerError, limits};
 use crate::cache::{Core, CoreConfig};
 use crate::control::{BootInfo, ControlRegion, Counter, Health};
 use crate::keys::ChunkKey;
@@ -35,6 +36,7 @@ pub(super) struct Server {
     pub(super) pool_id: [u8; 16],
     pub(super) control: Arc<ControlRegion>,
     pub(super) bindings: Bindings,
+    pub(super) journal: Journal,
     core: Arc<Mutex<Core>>,
     encoder: RefCell<Encoder>,
     /// Where long frames are read and written.
@@ -54,6 +56,8 @@ pub(super) struct Server {
     pub(super) orphans: RefCell<Vec<Orphan>>,
     /// Woken when an orphan is added.
     pub(super) orphan_added: Notify,
+    /// Woken when the names of socket and lock should be looked at.
+    pub(super) look_at_names: Notify,
     draining: watch::Sender<bool>,
 }
 
@@ -66,6 +70,7 @@ pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
 impl Server {
     /// Makes all regions; touches no page of the pool.
     pub(super) fn new(config: Config, started: Instant) -> Result<Rc<Self>, ServerError> {
+        limits::pool(config.pool_size.0)?;
         let pool_id = random_id()?;
         // A pool in anonymous memory lives as long as its server, so this is always its first boot.
         let boot = BootInfo::fresh(1)?;
@@ -85,6 +90,7 @@ impl Server {
             pool_id,
             control,
             bindings,
+            journal: Journal::new(),
             core,
             encoder: RefCell::default(),
             offload: Offload::new(),
@@ -96,6 +102,7 @@ impl Server {
             connections_ended: Notify::new(),
             orphans: RefCell::default(),
             orphan_added: Notify::new(),
+            look_at_names: Notify::new(),
             draining: watch::Sender::new(false),
         };
         server.publish_counters();
@@ -162,6 +169,7 @@ impl Server {
         self.next_session.set(number + 1);
         let first = {
             let mut sessions = self.sessions.borrow_mut();
+            self.journal.came(&info);
             sessions.insert(number, info);
             sessions.len() == 1
         };

@@ -3,12 +3,16 @@
 //! May import everything up to `cache`. No unsafe code.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use super::accept::SPARE_CONNECTIONS;
 use super::config::{ChunkScope, ChunkSize, ChunkSizePolicy};
 use super::fleet::hex;
+use super::journal::one_line;
+use super::peer::Peer;
 use super::state::Server;
 use super::{dispatch, offload};
 use crate::cache::slabs::PIN_WORDS;
@@ -20,7 +24,6 @@ use crate::cache::{
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::keys::ChunkKey;
 use crate::pool::FRAME_BYTES;
-use crate::shm::fdpass::PeerCred;
 use crate::wire::{GroupKind, Hello, ObjectGroup, PeerKind, RegisterKvCache, WireError};
 
 /// The version of the document. Raised when a field changes its meaning; new fields do not count.
@@ -29,13 +32,15 @@ const STATUS_VERSION: u32 = 1;
 /// What the server knows of a session besides what the core knows of its client.
 pub(super) struct SessionInfo {
     pub(super) pid: u32,
-    kind: PeerKind,
+    pub(super) kind: PeerKind,
     pub(super) name: String,
     engine_instance: [u8; 16],
     pub(super) client: Option<ClientId>,
     registered: Option<Registered>,
     /// Why this client caches nothing, where the server knows: what it was told last when it set up.
     pub(super) refused: Option<String>,
+    /// Ends the connection when it is found that its process is gone.
+    pub(super) gone: Rc<Notify>,
 }
 
 /// What a rank registered, as it said.
@@ -46,9 +51,10 @@ struct Registered {
 }
 
 impl SessionInfo {
-    pub(super) fn new(hello: &Hello, cred: PeerCred, client: Option<ClientId>) -> Self {
+    pub(super) fn new(hello: &Hello, peer: &Peer, client: Option<ClientId>) -> Self {
         Self {
-            pid: cred.pid,
+            pid: peer.cred.pid,
+            gone: Rc::clone(&peer.gone),
             kind: hello.kind,
             name: hello.name.clone(),
             engine_instance: hello.engine_instance,
@@ -72,6 +78,29 @@ impl SessionInfo {
     pub(super) fn model_of(&self, domain: &ChunkKey) -> Option<&str> {
         let own = self.registered.as_ref()?;
         (own.domain == *domain).then_some(own.request.domain.model.as_str())
+    }
+
+    /// What it has registered, for the log.
+    pub(super) fn registered_text(&self) -> String {
+        let Some(Registered {
+            request, chunk_size, ..
+        }) = &self.registered
+        else {
+            return "nothing".into();
+        };
+        let group = |group: &ObjectGroup| {
+            let (number, kind) = (group.group, group_kind(group.kind));
+            format!("group {number} {kind}, part {} of {}", group.part, group.parts)
+        };
+        let groups: Vec<String> = request.groups.iter().map(group).collect();
+        format!(
+            "{}, rank {} of {}{}, chunks of {chunk_size} tokens: {}",
+            one_line(&request.domain.model),
+            request.rank,
+            request.world_size,
+            if request.stores { "" } else { " (reads only)" },
+            groups.join("; ")
+        )
     }
 
     pub(super) fn unregistered(&mut self) {
@@ -383,7 +412,7 @@ fn group_kind(kind: GroupKind) -> &'static str {
     }
 }
 
-fn peer_kind(kind: PeerKind) -> &'static str {
+pub(super) fn peer_kind(kind: PeerKind) -> &'static str {
     match kind {
         PeerKind::Unspecified => "unspecified",
         PeerKind::Scheduler => "scheduler",

@@ -2,10 +2,13 @@
 //!
 //! May import `sync` and this module's `error`.
 //!
-//! A lock of an open file description ends when its last descriptor is closed, and `fork` copies descriptors. A child
-//! that lives on would therefore keep its parent's lock byte held after the parent died. Descriptors given to
-//! [`ForkClosedFd`] are closed in every forked child before `fork` returns there. (Children made by `vfork`, `posix_spawn` or
+//! A lock of an open file description ends when its last descriptor is closed, and so does a connection; `fork` copies
+//! descriptors. A child that lives on would therefore keep its parent's lock byte held and its parent's socket open after
+//! the parent died. Descriptors given to [`ForkClosedFd`] are closed in every forked child before `fork` returns there. (Children made by `vfork`, `posix_spawn` or
 //! `exec` lose them by `CLOEXEC`.)
+//!
+//! No fork comes between the moment in which a slot forgets its descriptor and the one in which that is closed: both
+//! happen under a lock that `fork` takes too.
 //!
 //! Unsafe is opened here for `pthread_atfork` and for the `close` in its child handler. The invariant: a slot of `SLOTS`
 //! holds either 0 or one more than a descriptor that the slot owns alone, and whoever swaps it out closes it. The handlers touch
@@ -20,12 +23,15 @@ use std::sync::OnceLock;
 use super::ShmError;
 use crate::sync::shared::{AtomicU32, AtomicU64, Ordering};
 
-/// Most descriptors at one time: one per connection that maps the pool, of all clients of this process.
-pub const MAX_FORK_CLOSED_FDS: usize = 256;
+/// Most descriptors at one time: two per connection that maps the pool, of all clients of this process.
+pub const MAX_FORK_CLOSED_FDS: usize = 512;
 
 const EMPTY: u32 = 0;
 
 static SLOTS: [AtomicU32; MAX_FORK_CLOSED_FDS] = [const { AtomicU32::new(EMPTY) }; MAX_FORK_CLOSED_FDS];
+/// 1 while a descriptor is being closed or a fork is under way. A mutex of the standard library cannot be held across
+/// `fork` and be given back in the child.
+static GATE: AtomicU32 = AtomicU32::new(0);
 static FORKS_STARTED: AtomicU64 = AtomicU64::new(0);
 static FORKS_ENDED: AtomicU64 = AtomicU64::new(0);
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -95,11 +101,27 @@ impl Drop for ForkClosedFd {
         if self.generation != process_generation() {
             return; // a copy made by fork: its descriptor is closed, and the slot may be another's by now
         }
+        lock_gate();
         if let Some(raw) = raw_of(self.slot.swap(EMPTY, Ordering::SeqCst)) {
             // SAFETY: the slot owned it, and the swap made this the only place that knows it.
             drop(unsafe { OwnedFd::from_raw_fd(raw) });
         }
+        unlock_gate();
     }
+}
+
+/// Held for one `close` or one `fork`, so whoever waits gives its time slice away and looks again.
+fn lock_gate() {
+    while GATE
+        .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+        .is_err()
+    {
+        std::thread::yield_now();
+    }
+}
+
+fn unlock_gate() {
+    GATE.store(0, Ordering::Release);
 }
 
 fn raw_of(word: u32) -> Option<RawFd> {
@@ -122,11 +144,13 @@ fn install() -> Result<(), ShmError> {
 }
 
 unsafe extern "C" fn prepare() {
+    lock_gate();
     FORKS_STARTED.fetch_add(1, Ordering::SeqCst);
 }
 
 unsafe extern "C" fn in_parent() {
     FORKS_ENDED.fetch_add(1, Ordering::SeqCst);
+    unlock_gate();
 }
 
 unsafe extern "C" fn in_child() {
@@ -139,6 +163,7 @@ unsafe extern "C" fn in_child() {
             unsafe { libc::close(raw) };
         }
     }
+    unlock_gate();
 }
 
 #[cfg(test)]

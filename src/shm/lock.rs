@@ -149,6 +149,14 @@ impl LockFile {
         &self.path
     }
 
+    /// Device and inode of the file.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn identity(&self) -> io::Result<(u64, u64)> {
+        self.file.metadata().map(|file| (file.dev(), file.ino()))
+    }
+
     /// Removes the name while the lock is held, then unlocks. A name that is gone, or that has become another
     /// file (the lock of a later holder), is left as it is.
     ///

@@ -17,7 +17,10 @@ pub mod fdpass;
 pub mod lock;
 pub mod mapping;
 pub mod memfd;
+pub mod memory;
 pub mod process;
+pub mod readable;
+pub mod socket_path;
 mod words;
 
 pub use error::ShmError;

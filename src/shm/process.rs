@@ -8,7 +8,9 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use nix::sys::signal::{SigHandler, Signal, signal};
 
 use super::ShmError;
 
@@ -19,6 +21,36 @@ use super::ShmError;
 pub fn set_not_dumpable() -> Result<(), ShmError> {
     nix::sys::prctl::set_dumpable(false)
         .map_err(|e| ShmError::os("prctl(PR_SET_DUMPABLE)", "this process", e))
+}
+
+/// From here on a signal does nothing to this process, nor to programs that it starts.
+///
+/// # Errors
+/// [`ShmError::Os`] when the kernel refuses.
+pub fn ignore_signal(which: Signal) -> Result<(), ShmError> {
+    // SAFETY: to ignore a signal runs no code of ours.
+    unsafe { signal(which, SigHandler::SigIgn) }
+        .map(drop)
+        .map_err(|e| ShmError::os("signal", which.as_str(), e))
+}
+
+/// Whether a signal is ignored, as who started this process may have decided (`nohup`, a shell's background job).
+///
+/// # Errors
+/// [`ShmError::Os`] when the kernel refuses.
+pub fn signal_is_ignored(which: Signal) -> Result<bool, ShmError> {
+    // SAFETY: all zeroes is a valid `sigaction`; it is only written to.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: without a new action nothing is changed; the old one is written to `now`, which lives across the call.
+    let rc = unsafe { libc::sigaction(which as libc::c_int, std::ptr::null(), &mut now) };
+    if rc != 0 {
+        return Err(ShmError::os(
+            "sigaction",
+            which.as_str(),
+            io::Error::last_os_error(),
+        ));
+    }
+    Ok(now.sa_sigaction == libc::SIG_IGN)
 }
 
 /// A descriptor that becomes readable when the process ends. `None` where the kernel has no such thing.
@@ -37,6 +69,47 @@ pub fn pidfd_open(pid: u32) -> Result<Option<OwnedFd>, ShmError> {
         // Older kernels, and sandboxes that filter the call.
         Some(libc::ENOSYS | libc::EPERM) => Ok(None),
         _ => Err(ShmError::os("pidfd_open", format!("process {pid}"), error)),
+    }
+}
+
+/// A descriptor that becomes readable when the process that connected a Unix socket ends. `None` where the kernel has
+/// no such thing, or that process is gone already.
+///
+/// # Errors
+/// [`ShmError::Os`] when descriptors have run out.
+pub fn peer_pidfd(socket: impl AsFd, pid: u32) -> Result<Option<OwnedFd>, ShmError> {
+    /// Linux 6.5; not in every version of the C library's headers.
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: value and length are integers that live across the call, and the length is the value's.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    if rc == 0 && fd >= 0 {
+        // SAFETY: the kernel made this descriptor for us just now, CLOEXEC, and nobody else knows it.
+        return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Err(ShmError::os(
+            "getsockopt(SO_PEERPIDFD)",
+            format!("process {pid}"),
+            error,
+        )),
+        // An older kernel. The number may be another process's by now, which costs nothing but the notice.
+        Some(libc::ENOPROTOOPT) if pid != 0 => match pidfd_open(pid) {
+            Err(ShmError::Os { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+            opened => opened,
+        },
+        _ => Ok(None),
     }
 }
 
@@ -89,6 +162,32 @@ mod tests {
         child.kill().unwrap();
         assert_eq!(poll(&mut fds, PollTimeout::NONE).unwrap(), 1);
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn an_ignored_signal_is_seen_as_one() {
+        // Nobody else in this process uses it.
+        assert!(!signal_is_ignored(Signal::SIGURG).unwrap());
+        ignore_signal(Signal::SIGURG).unwrap();
+        assert!(signal_is_ignored(Signal::SIGURG).unwrap());
+    }
+
+    #[test]
+    fn a_peer_that_lives_is_not_taken_for_dead() {
+        use std::os::unix::net::UnixListener;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        // A shell connects nothing by itself, so this process is its own peer: alive as long as it asks.
+        let _stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let Some(pidfd) = peer_pidfd(&accepted, std::process::id()).unwrap() else {
+            eprintln!("SKIPPED: this kernel has no descriptors of processes");
+            return;
+        };
+        let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fds, PollTimeout::ZERO).unwrap(), 0, "still running");
+        // (What it says of one that has died is tested with real processes in tests/client_forks.rs.)
     }
 
     #[test]

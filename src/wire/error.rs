@@ -62,6 +62,8 @@ wire_enum! {
         InvalidKey = 24,
         /// Any other field with a value that makes no sense.
         InvalidArgument = 25,
+        /// The server has no descriptors or memory left for now; try again.
+        Exhausted = 26,
     }
 }
 
@@ -80,8 +82,8 @@ impl ErrorCode {
     /// Whether the server may answer the same request otherwise a while later, with nothing changed in it: it is full,
     /// stopping or has failed. A code that this version does not know counts, since it reads as [`ErrorCode::Internal`].
     pub fn is_passing(self) -> bool {
-        use ErrorCode::{Draining, Internal, LimitExceeded};
-        matches!(self, Internal | LimitExceeded | Draining)
+        use ErrorCode::{Draining, Exhausted, Internal, LimitExceeded};
+        matches!(self, Internal | LimitExceeded | Exhausted | Draining)
     }
 
     /// Whether a commit that is answered with an error of this code was refused as a whole, so that its frames are still

@@ -2,6 +2,8 @@
 //!
 //! Imports this module's constants. No unsafe code.
 
+use std::path::Path;
+
 use super::{MAX_FRAME_BYTES, MAX_HELLO_FRAME_BYTES};
 
 /// Bytes of the length in front of a frame.
@@ -165,6 +167,38 @@ impl FrameReader {
             }),
             bytes => Ok(Some(bytes)),
         }
+    }
+}
+
+/// The first bytes of a peer, to show what it is when it turns out to speak another protocol.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FirstBytes {
+    bytes: [u8; Self::KEPT],
+    len: usize,
+}
+
+impl FirstBytes {
+    const KEPT: usize = 24;
+
+    /// Takes what has arrived, up to as much as is shown.
+    pub fn add(&mut self, received: &[u8]) {
+        let taken = received.len().min(Self::KEPT - self.len);
+        self.bytes[self.len..self.len + taken].copy_from_slice(&received[..taken]);
+        self.len += taken;
+    }
+
+    /// Whether nothing has arrived.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Says that whoever sent these is no Kvasir server.
+    pub fn not_kvasir(&self, path: &Path) -> String {
+        format!(
+            "what listens on {} is not a Kvasir server: its answer begins with \"{}\"; name the socket of a kvasir serve",
+            path.display(),
+            self.bytes[..self.len].escape_ascii()
+        )
     }
 }
 

@@ -555,13 +555,13 @@ pub mod kvasir {
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
-        pub const ENUM_MAX_ERROR_CODE: u16 = 25;
+        pub const ENUM_MAX_ERROR_CODE: u16 = 26;
         #[deprecated(
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
         #[allow(non_camel_case_types)]
-        pub const ENUM_VALUES_ERROR_CODE: [ErrorCode; 26] = [
+        pub const ENUM_VALUES_ERROR_CODE: [ErrorCode; 27] = [
             ErrorCode::Internal,
             ErrorCode::ProtocolVersion,
             ErrorCode::Malformed,
@@ -588,6 +588,7 @@ pub mod kvasir {
             ErrorCode::Draining,
             ErrorCode::InvalidKey,
             ErrorCode::InvalidArgument,
+            ErrorCode::Exhausted,
         ];
 
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -621,9 +622,10 @@ pub mod kvasir {
             pub const Draining: Self = Self(23);
             pub const InvalidKey: Self = Self(24);
             pub const InvalidArgument: Self = Self(25);
+            pub const Exhausted: Self = Self(26);
 
             pub const ENUM_MIN: u16 = 0;
-            pub const ENUM_MAX: u16 = 25;
+            pub const ENUM_MAX: u16 = 26;
             pub const ENUM_VALUES: &'static [Self] = &[
                 Self::Internal,
                 Self::ProtocolVersion,
@@ -651,6 +653,7 @@ pub mod kvasir {
                 Self::Draining,
                 Self::InvalidKey,
                 Self::InvalidArgument,
+                Self::Exhausted,
             ];
             /// Returns the variant's name or "" if unknown.
             pub fn variant_name(self) -> Option<&'static str> {
@@ -681,6 +684,7 @@ pub mod kvasir {
                     Self::Draining => Some("Draining"),
                     Self::InvalidKey => Some("InvalidKey"),
                     Self::InvalidArgument => Some("InvalidArgument"),
+                    Self::Exhausted => Some("Exhausted"),
                     _ => None,
                 }
             }

@@ -40,7 +40,7 @@ mod message;
 pub use decode::{decode_reply, decode_request};
 pub use encode::{EncodeError, Encoder};
 pub use error::{BadFrame, DecodeError, ErrorCode, WireError};
-pub use frame::{FrameError, FrameReader, PREFIX_BYTES};
+pub use frame::{FirstBytes, FrameError, FrameReader, PREFIX_BYTES};
 pub use message::{
     Commit, CommitOutcome, CommitReply, Domain, DomainShape, Extent, Grant, GroupKind, GroupShape, GroupSpan,
     Hello, HelloReply, LoadItem, Lookup, LookupReply, Negotiate, NegotiateReply, ObjectGroup, ObjectId,

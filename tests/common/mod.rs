@@ -54,6 +54,14 @@ impl ServerProcess {
         Self::launch(shell, args, |_| {})
     }
 
+    /// A server that a shell starts after doing something else, with a standard error of its own if it wants one.
+    pub fn after(prelude: &str, args: &[&str], prepare: impl FnOnce(&mut Command)) -> Self {
+        let mut shell = Command::new("sh");
+        let script = format!("{prelude} exec \"$0\" \"$@\"");
+        shell.arg("-c").arg(script).arg(KVASIR);
+        Self::launch(shell, args, prepare)
+    }
+
     fn launch(mut command: Command, args: &[&str], prepare: impl FnOnce(&mut Command)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("k.sock");

@@ -256,6 +256,12 @@ def grant_limits(client: Client, frame: int) -> None:
         raise AssertionError("grants have no end")
     assert 0 < held <= pool // 2, f"{held} bytes for one client"
     client.call("Abort", extents=named(extents))
+    ahead = pairs(client.call("Grant", bytes=pool, ahead=True)["extents"])
+    held = sum(count for _, count in ahead) * frame
+    assert 0 < held <= pool // 8, f"{held} bytes for stores to come"
+    more = client.call("Grant", bytes=pool, ahead=True, under=[hash32(b"nobody's")])["extents"]
+    assert not more, "of these it has its share"
+    client.call("Abort", extents=named(ahead))
 
 
 def fragments(client: Client, prompt: Prompt) -> None:

@@ -96,6 +96,7 @@ fn no_status(socket: &Path, error: &StatusError, report: &mut Report) {
         StatusError::Connect { .. } | StatusError::TooLong(_) | StatusError::IsDirectory(_) => {
             report.silent("server_away", format_args!("{error}; {unused}"));
         }
+        StatusError::NotKvasir(_) => report.silent("server_unknown", format_args!("{error}; {unused}")),
         StatusError::Io(_) | StatusError::Nonsense(_) => {
             report.silent(
                 "server_unknown",

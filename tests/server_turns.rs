@@ -1,0 +1,188 @@
+//! One peer's requests never keep the server from another's: turns bounded in frames and bytes.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::*;
+use kvasir::wire::*;
+use nix::sys::signal::Signal;
+
+/// Requests that wait in a socket before anybody is served.
+const WAITING: u64 = 1000;
+
+/// What one peer has sent is counted by the server itself in what it tells another: no clock is read.
+#[test]
+fn a_peer_is_answered_between_the_requests_of_another() {
+    let server = ServerProcess::start();
+    server.wait_prefaulted();
+    let (mut busy, mut other) = (server.worker(), server.tool());
+    let (_, frame) = busy.frame(&lookup(&busy, &[1]));
+    let lookups = |status: &serde_json::Value| status["counters"]["lookups"].as_u64().unwrap();
+    let before = lookups(&other.status());
+    server.signal(Signal::SIGSTOP);
+    let mut stream = busy.stream().try_clone().unwrap();
+    let frames = frame.repeat(WAITING as usize);
+    // What the socket does not take while the server stands still follows from a thread.
+    let sender = std::thread::spawn(move || stream.write_all(&frames));
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let id = other.send(&Request::Status);
+    server.signal(Signal::SIGCONT);
+    let Some((answered, Reply::Status { json })) = other.receive() else {
+        panic!("a status")
+    };
+    assert_eq!(answered, id);
+    let status: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let meanwhile = lookups(&status) - before;
+    assert!(
+        meanwhile < WAITING / 4,
+        "{meanwhile} of {WAITING} lookups of another peer came first"
+    );
+    sender.join().unwrap().unwrap();
+    for _ in 0..WAITING {
+        let (_, reply) = busy.receive().expect("an answer to each");
+        assert!(matches!(reply, Reply::Lookup(_)));
+    }
+    assert_eq!(lookups(&other.status()) - before, WAITING);
+}
+
+#[test]
+fn a_server_that_is_flooded_stops_when_it_is_told_to() {
+    let mut server = ServerProcess::start();
+    server.wait_prefaulted();
+    let mut other = server.tool();
+    let mut floods = Vec::new();
+    let over = Arc::new(AtomicBool::new(false));
+    for _ in 0..3 {
+        let mut busy = server.worker();
+        let (_, frame) = busy.frame(&Request::Status);
+        let frames = frame.repeat(500);
+        let mut from = busy.stream().try_clone().unwrap();
+        let mut to = busy.stream().try_clone().unwrap();
+        let (stop_sending, stop_reading) = (Arc::clone(&over), Arc::clone(&over));
+        floods.push(std::thread::spawn(move || {
+            while !stop_sending.load(Ordering::Relaxed) && to.write_all(&frames).is_ok() {}
+        }));
+        floods.push(std::thread::spawn(move || {
+            let mut sink = vec![0; 1 << 20];
+            while !stop_reading.load(Ordering::Relaxed)
+                && matches!(from.read(&mut sink), Ok(bytes) if bytes > 0)
+            {}
+            drop(busy);
+        }));
+    }
+    for _ in 0..20 {
+        other.status();
+    }
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success());
+    over.store(true, Ordering::Relaxed);
+    floods.into_iter().for_each(|flood| flood.join().unwrap());
+}
+
+/// Frames that are read and written elsewhere say the same, and in their order.
+#[test]
+fn long_requests_and_long_replies_arrive_whole_and_in_order() {
+    let server = ServerProcess::start();
+    server.wait_prefaulted();
+    let mut client = server.worker();
+    store(&mut client, 7);
+    let retrieve = |ids: Vec<ObjectId>| {
+        Request::Retrieve(Retrieve {
+            domain_seed: client.seed.unwrap(),
+            session: 1,
+            part: 0,
+            ids,
+        })
+    };
+    // A long request between short ones, sent as one; the object that is there comes last.
+    let mut ids: Vec<ObjectId> = (100..100 + MAX_ITEMS as u64 - 1).map(object).collect();
+    ids.push(object(7));
+    let requests = [
+        retrieve(vec![object(7)]),
+        retrieve(ids),
+        retrieve(vec![object(8)]),
+    ];
+    let mut bytes = Vec::new();
+    let mut sent = Vec::new();
+    for request in &requests {
+        let (id, frame) = client.frame(request);
+        sent.push(id);
+        bytes.extend(frame);
+    }
+    client.send_bytes(&bytes).unwrap();
+    let counts = sent.iter().map(|id| {
+        let Some((answered, Reply::Retrieve(found))) = client.receive() else {
+            panic!("a retrieve reply")
+        };
+        assert_eq!(answered, *id);
+        let there = found.places.iter().filter(|place| place.incarnation != 0).count();
+        assert_eq!(found.places.last().unwrap().incarnation != 0, there == 1);
+        (found.places.len(), there)
+    });
+    let counts: Vec<_> = counts.collect();
+    assert_eq!(counts, [(1, 1), (MAX_ITEMS, 1), (1, 0)]);
+}
+
+/// A document that one peer could make longer than a frame would be nobody's.
+#[test]
+fn status_fits_whatever_peers_call_their_models() {
+    let server = ServerProcess::with_args(&["--pool-size", "16MiB", "--max-clients", "256"]);
+    server.wait_prefaulted();
+    let mut peers = Vec::new();
+    for number in 0..240 {
+        let mut peer = server.connect();
+        peer.hello(true);
+        peer.attach();
+        peer.negotiate(ALIGNMENT);
+        let mut request = registration();
+        // Six bytes of JSON for each, in a field of the largest size.
+        request.domain.model = "\u{1}".repeat(4000);
+        request.rank = number % request.world_size;
+        assert!(matches!(
+            peer.call(&Request::RegisterKvCache(request)),
+            Reply::Register(_)
+        ));
+        peers.push(peer);
+    }
+    let status = server.status();
+    let clients = status["clients"].as_array().unwrap();
+    let registered = clients.iter().filter(|client| !client["registered"].is_null());
+    assert_eq!(registered.count(), 240);
+}
+
+/// A client that dies in the middle of a long commit leaves nothing behind but what was published.
+#[test]
+fn what_was_begun_ends_with_its_client() {
+    let server = ServerProcess::start();
+    server.wait_prefaulted();
+    let mut client = server.worker();
+    let before = server.status();
+    for round in 0..20 {
+        let mut runs = Vec::new();
+        for extent in client.grant(64 * CHUNK_BYTES) {
+            runs.extend((extent.frame..extent.frame + extent.count).map(|frame| Extent { frame, count: 1 }));
+        }
+        let mut commit = commit_of(&client, 0, runs[0]);
+        let item = commit.items[0].clone();
+        commit.items = (0..runs.len())
+            .map(|at| StoreItem {
+                id: object(1000 + round * 100 + at as u64),
+                first_extent: at as u32,
+                ..item.clone()
+            })
+            .collect();
+        commit.extents = runs;
+        commit.credit_bytes = 32 * CHUNK_BYTES;
+        client.send(&Request::Commit(commit));
+        // It does not wait for the answer.
+        client = server.worker();
+        eventually("what the dead client held to come back", || {
+            let status = server.status();
+            assert_balanced(&status);
+            status["pool"]["granted"] == before["pool"]["granted"] && status["partials"] == 0
+        });
+    }
+}
