@@ -1,13 +1,14 @@
 //! How long does the server's one thread stay with one piece of work? The longest turn of each kind, in CPU time, with
 //! 10,000, 100,000 and 1,000,000 records: what grows with them is not bounded.
 //!
-//! Asserts nothing. Run with `cargo bench --bench turns`; `--records N` measures one size only. Nobody touches the pool,
-//! so that a million frames take no more memory than their books (about 1 GiB).
+//! Asserts nothing. Run with `cargo bench --bench turns`; with `BENCH_RECORDS=N` in the environment it measures one size only.
+//! Nobody touches the pool, so that a million frames take no more memory than their books (about 1 GiB).
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use criterion::Criterion;
 use kvasir::cache::turn::{Progress, Turn, Work};
 use kvasir::cache::{slabs, *};
 use kvasir::geometry::ObjectKind;
@@ -16,6 +17,9 @@ use kvasir::pool::FRAME_BYTES;
 use kvasir::shm::lock::try_lock_byte;
 use kvasir::shm::{Mapping, ReadWrite};
 use nix::time::{ClockId, clock_gettime};
+use report::Report;
+
+mod report;
 
 const SIZES: [u32; 3] = [10_000, 100_000, 1_000_000];
 const CHUNK: u32 = 64;
@@ -25,9 +29,19 @@ const ITEMS: u32 = 8192;
 const CHAIN: u32 = 2048;
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    let asked = arguments.iter().position(|argument| argument == "--records");
-    let asked = asked.and_then(|at| arguments.get(at + 1)?.parse().ok());
+    // A turn is measured by its own clock, so criterion has only its flags here.
+    Criterion::default().configure_from_args().final_summary();
+    let mut report = Report::new("turns");
+    if report.is_wanted() {
+        longest_turns(&mut report);
+    }
+    report.finish();
+}
+
+fn longest_turns(report: &mut Report) {
+    let asked = std::env::var("BENCH_RECORDS")
+        .ok()
+        .and_then(|size| size.parse().ok());
     let sizes = asked.map_or(SIZES.to_vec(), |size| vec![size]);
     let mut rows: BTreeMap<(usize, &'static str), Vec<Slices>> = BTreeMap::new();
     for records in &sizes {
@@ -44,6 +58,13 @@ fn main() {
         sizes.map_text(|size| format!("{size:>26}"))
     );
     for ((_, what), slices) in rows {
+        for (records, slices) in sizes.iter().zip(&slices) {
+            report.figure(
+                format!("{what}/{records}"),
+                slices.longest.as_secs_f64() * 1e6,
+                "us of CPU",
+            );
+        }
         println!("{what:<58} {}", slices.map_text(|slices| format!("{slices:>26}")));
     }
 }

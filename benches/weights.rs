@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use kvasir::keys::{WeightsOptions, identify_weights, weights_stamp};
+use report::Report;
+
+mod report;
 
 const SHARD_BYTES: usize = 512 << 20;
 const FILES: usize = 200;
@@ -60,7 +63,7 @@ fn second_start(c: &mut Criterion, dir: &Path, cache_dir: &Path) {
 }
 
 /// Reading alone and reading with hashing, in turns; the best of each.
-fn ratio(dir: &Path) {
+fn ratio(report: &mut Report, dir: &Path) {
     let path = dir.join("model.safetensors");
     let (mut read, mut hashed) = (Duration::MAX, Duration::MAX);
     let mut buffer = vec![0u8; 1 << 20];
@@ -76,11 +79,17 @@ fn ratio(dir: &Path) {
         hashed = hashed.min(started.elapsed());
     }
     let rate = |time: Duration| SHARD_BYTES as f64 / time.as_secs_f64() / 1e9;
+    report.figure("one thread/reading", rate(read), "GB/s");
+    report.figure("one thread/reading and hashing", rate(hashed), "GB/s");
+    let ratio = report.ratio(
+        "one thread/reading and hashing of reading",
+        hashed.as_secs_f64(),
+        read.as_secs_f64(),
+    );
     println!(
-        "one thread: reading {:.2} GB/s, reading and hashing {:.2} GB/s, {:.2} times the time",
+        "one thread: reading {:.2} GB/s, reading and hashing {:.2} GB/s, {ratio:.2} times the time",
         rate(read),
         rate(hashed),
-        hashed.as_secs_f64() / read.as_secs_f64()
     );
 }
 
@@ -102,8 +111,9 @@ fn main() {
     first_start(&mut criterion, &large);
     second_start(&mut criterion, &many, &cache);
     criterion.final_summary();
-    // `cargo test --benches` runs each benchmark once; the ratio would only cost time there.
-    if std::env::args().any(|arg| arg == "--bench") {
-        ratio(&large);
+    let mut report = Report::new("weights");
+    if report.is_wanted() {
+        ratio(&mut report, &large);
     }
+    report.finish();
 }

@@ -229,9 +229,13 @@ mod tests {
     fn a_writer_that_is_stuck_costs_lines_and_nobody_waits() {
         let (log, open, lines) = gated();
         let line = [b'x'; 1 << 10];
-        // The thread may have taken one out of the queue; all of this happens while it waits.
+        // The thread takes one out of the queue, and all the rest happens while it waits.
+        log.push(&line);
+        while !log.state().writing {
+            thread::yield_now();
+        }
         let pushed = 4 * QUEUE_BYTES / line.len();
-        (0..pushed).for_each(|_| log.push(&line));
+        (1..pushed).for_each(|_| log.push(&line));
         drop(open);
         log.flush();
         log.push(b"after\n");

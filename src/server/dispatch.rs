@@ -9,6 +9,7 @@ use tracing::info;
 
 use super::answer::Answer;
 use super::convert;
+use super::journal::one_line;
 use super::peer::Peer;
 use super::state::Server;
 use super::status::{self, SessionInfo};
@@ -355,6 +356,9 @@ async fn negotiate(server: &Server, session: &mut Session, request: &Negotiate) 
              with --chunk-size {agreed}, or the engine"
         )
     });
+    if let Some(why) = &other {
+        say_unused(server, session, why);
+    }
     note_refusal(server, session, other);
     Ok(Reply::Negotiate(NegotiateReply {
         chunk_size: u64::from(negotiated.chunk_size),
@@ -362,18 +366,21 @@ async fn negotiate(server: &Server, session: &mut Session, request: &Negotiate) 
     }))
 }
 
-/// Keeps for the status why a client caches nothing, and says in the log what it was not refused with in words.
+/// Keeps for the status why a client caches nothing.
 fn note_refusal(server: &Server, session: &Session, why: Option<String>) {
-    let mut sessions = server.sessions.borrow_mut();
-    let Some(info) = sessions.get_mut(&session.number) else {
-        return;
-    };
-    if info.refused != why
-        && let Some(why) = &why
-    {
-        info!(pid = info.pid, name = %info.name, "client caches nothing: {why}");
+    if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
+        info.refused = why;
     }
-    info.refused = why;
+}
+
+/// Says, once, why a client caches nothing though it was refused nothing. What is refused is in the log anyway.
+fn say_unused(server: &Server, session: &Session, why: &str) {
+    let sessions = server.sessions.borrow();
+    if let Some(info) = sessions.get(&session.number)
+        && info.refused.as_deref() != Some(why)
+    {
+        info!(pid = info.pid, name = %one_line(&info.name), "client caches nothing: {why}");
+    }
 }
 
 async fn register(
