@@ -271,9 +271,11 @@ fn the_status_document_has_its_documented_shape() {
             "domains",
             "counters",
             "reported",
+            "store_amplification",
             "tokens",
             "models",
             "connections",
+            "limits",
             "clients",
         ])
     );
@@ -334,6 +336,7 @@ fn the_status_document_has_its_documented_shape() {
         "pin_words",
         "kept",
         "registered",
+        "refused",
         "reported",
         "tokens",
         "refused",

@@ -301,11 +301,14 @@ class Client:
         """Counts tokens of requests that the engine took up, or whose loads ended, beside what was counted before; the
         server's status shows them (docs/operations.md, "Tokens")."""
 
+    def count_new_kv(self, bytes: int) -> None:
+        """Counts KV that the engine has computed for the first time and that may be stored: what `stored_bytes` is compared with."""
+
     def stats(self) -> dict[str, int]:
         """This client's counters: lookups, direct_lookups (those that needed no message), lookup_misses_degraded,
         loads, loaded_bytes, failed_loads, stale_loads, corrupt_loads, stores, stored_bytes, dropped_stores, evicted_pins (that made
         room when pin words ran out), reconnects, degraded_ms, credit_bytes,
-        populated_bytes and unpopulated_bytes (granted space whose pages were, or were not, mapped ahead of stores)."""
+        populated_bytes and unpopulated_bytes (granted space whose pages were, or were not, mapped ahead of stores), new_bytes (`count_new_kv`)."""
 
     def close(self) -> None:
         """Ends the background thread and the connection. Later calls behave as if the server were away."""

@@ -42,7 +42,7 @@ pub(super) struct Client {
     pub(super) attached: bool,
     pub(super) registration: Option<RankRegistration>,
     pub(super) credit: Credit,
-    /// Commits made; tells which partials other ranks have passed by.
+    /// Commits made, and questions for space that were answered with none; tells which partials other ranks have passed by.
     pub(super) commits: u64,
     /// Domain and model that its reuse counts for.
     pub(super) reuses: Option<(ChunkKey, String)>,
@@ -145,6 +145,11 @@ impl Core {
     /// [`CoreError::Pool`] when the books are wrong.
     pub fn prefaulted(&mut self, bytes: u64) -> Result<(), CoreError> {
         Ok(self.pool.prefaulted(bytes)?)
+    }
+
+    /// Whether more of the pool is being made present: who gets less than it asks for may ask again.
+    pub fn is_growing(&self) -> bool {
+        !self.prefault_ended && self.pool.prefaulted_frames() < self.pool.frames()
     }
 
     /// No more of the pool will become present: from now on space is made by evicting. (Before, a store that

@@ -22,10 +22,9 @@ const END_STEPS: u32 = 6;
 #[derive(Debug)]
 pub(super) struct EndPartial {
     key: PartialKey,
-    /// Its age, which tells it from a later one of the same name; its record and who began it.
+    /// Its age, which tells it from a later one of the same name; its record.
     seq: u64,
     record: u32,
-    opened_by: ClientId,
     later: Later,
     /// Where in its tree we are: a record, and the age of its partial.
     at: (u32, u64),
@@ -39,15 +38,9 @@ impl EndPartial {
             key: *key,
             seq: partial.seq,
             record: partial.record,
-            opened_by: partial.opened.0,
             later,
             at: (partial.record, partial.seq),
         })
-    }
-
-    /// Who began it.
-    pub(super) fn opened_by(&self) -> ClientId {
-        self.opened_by
     }
 
     /// Goes on until it has ended. False: the turn is over.

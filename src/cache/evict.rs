@@ -12,7 +12,8 @@ use super::api::{ClientId, ObjectId};
 use super::core::Core;
 use super::ends::EndPartial;
 use super::error::CoreError;
-use super::partials::PartialKey;
+use super::guards::Guards;
+use super::partials::{Partial, PartialKey};
 use super::policy::Place;
 use super::record::{COUNTER_BITS, WORD_KEY, WORD_META, WORD_SHAPE, key_of_words};
 use super::turn::{Progress, Turn, Work, finish};
@@ -75,10 +76,13 @@ pub(super) enum Need {
 enum Stage {
     /// Looks whether there is enough.
     Check,
-    /// Looks for a partial that is stale, client by client.
-    Stale { after: Option<ClientId> },
-    /// Ends a partial; then goes on with the next client's, or looks again.
-    End { ending: EndPartial, stale: bool },
+    /// Looks for a partial that is stale, client by client: after one of a client and an age.
+    Stale { after: Option<(ClientId, u64)> },
+    /// Ends a partial; then goes on with the stale ones after it, or looks again.
+    End {
+        ending: EndPartial,
+        after: Option<(ClientId, u64)>,
+    },
     /// Reads what clients have touched: at this slab, after so many in a row that had nothing.
     Touched { slab: usize, quiet: usize, left: usize },
     /// Waits for a scan that says what is pinned.
@@ -89,7 +93,7 @@ enum Stage {
     Retire { scan: u64 },
     /// Looks for the oldest partial of all, which may yet be completed.
     Fresh {
-        after: Option<ClientId>,
+        after: Option<(ClientId, u64)>,
         oldest: Option<(u64, PartialKey)>,
     },
     /// Nothing more can be had.
@@ -97,12 +101,14 @@ enum Stage {
 }
 
 /// Makes space, as far as it can be made: stale partials go first, then objects, then the other partials, the oldest
-/// first.
+/// first. What it is told to spare stays, and so do fresh partials of the engine that it is for: its other ranks are at them.
 #[derive(Debug)]
 pub(super) struct Space {
     /// Frames that are to be free.
     frames: u64,
     need: Need,
+    guards: Guards,
+    engine: Option<[u8; 16]>,
     /// Whether nothing goes while the prefault will yet bring free frames.
     patient: bool,
     stage: Stage,
@@ -126,6 +132,8 @@ impl Space {
         Self {
             frames,
             need,
+            guards: Guards::default(),
+            engine: None,
             patient: true,
             stage: Stage::Check,
             seen: None,
@@ -135,6 +143,15 @@ impl Space {
             wanted: 0,
             objects: 0,
             taken: 0,
+        }
+    }
+
+    /// For a store of this engine, which hangs under what is spared.
+    pub(super) fn sparing(self, guards: Guards, engine: [u8; 16]) -> Self {
+        Self {
+            guards,
+            engine: Some(engine),
+            ..self
         }
     }
 
@@ -162,8 +179,8 @@ impl Space {
                         return Ok(true);
                     }
                     // Somebody else may take what becomes free, and readers may come to hold it. That does not go on for ever.
-                    let most =
-                        self.frames.saturating_mul(2) + u64::from(core.pool.frames()) / GIVE_UP_FRACTION;
+                    let some = u64::from(core.pool.frames()) / GIVE_UP_FRACTION;
+                    let most = self.frames.saturating_mul(2).saturating_add(some);
                     if self.patient && self.taken >= most {
                         return Ok(true);
                     }
@@ -176,14 +193,13 @@ impl Space {
                     let after = *after;
                     self.stale(core, turn, after);
                 }
-                Stage::End { ending, stale } => {
-                    let (after, stale) = (ending.opened_by(), *stale);
+                Stage::End { ending, after } => {
+                    let after = *after;
                     if !ending.step(core, turn)? {
                         return Ok(false);
                     }
-                    self.stage = match stale && core.pool.grantable() < self.frames {
-                        // There may be more of the same client's.
-                        true => Stage::Stale { after: before(after) },
+                    self.stage = match after.is_some() && core.pool.grantable() < self.frames {
+                        true => Stage::Stale { after },
                         false => Stage::Check,
                     };
                 }
@@ -211,11 +227,14 @@ impl Space {
                 Stage::Over => return Ok(true),
                 Stage::Fresh { after, oldest } => {
                     turn.spend(1);
-                    match core.partials.oldest_of_next(*after) {
+                    match core.partials.next_by_client(*after) {
                         Some((key, partial)) => {
                             let found = (partial.seq, *key);
-                            *after = Some(partial.opened.0);
-                            *oldest = Some(oldest.map_or(found, |oldest| oldest.min(found)));
+                            // All that a client has begun is its engine's.
+                            *after = Some((partial.opened.0, u64::MAX));
+                            if self.engine != Some(key.instance) {
+                                *oldest = Some(oldest.map_or(found, |oldest| oldest.min(found)));
+                            }
                         }
                         None => {
                             let ending =
@@ -223,7 +242,7 @@ impl Space {
                             let Some(ending) = ending else {
                                 return Ok(true);
                             };
-                            self.stage = Stage::End { ending, stale: false };
+                            self.stage = Stage::End { ending, after: None };
                         }
                     }
                 }
@@ -231,9 +250,9 @@ impl Space {
         }
     }
 
-    fn stale(&mut self, core: &Core, turn: &mut Turn, after: Option<ClientId>) {
+    fn stale(&mut self, core: &Core, turn: &mut Turn, after: Option<(ClientId, u64)>) {
         turn.spend(1);
-        let Some((key, partial)) = core.partials.oldest_of_next(after) else {
+        let Some((key, partial)) = core.partials.next_by_client(after) else {
             self.stage = Stage::Touched {
                 slab: core.touched_next,
                 quiet: 0,
@@ -241,15 +260,17 @@ impl Space {
             };
             return;
         };
-        let ending = match core.has_waited(partial, STALE_COMMITS) {
+        let (client, seq) = (partial.opened.0, partial.seq);
+        let is_stale = core.is_stale(partial);
+        let ending = match is_stale && !self.guards.spare(partial.record, &core.records) {
             true => EndPartial::new(core, key, Later::Welcome),
             false => None,
         };
+        // What a client began later has waited no longer.
+        let after = Some((client, if is_stale { seq } else { u64::MAX }));
         self.stage = match ending {
-            Some(ending) => Stage::End { ending, stale: true },
-            None => Stage::Stale {
-                after: Some(partial.opened.0),
-            },
+            Some(ending) => Stage::End { ending, after },
+            None => Stage::Stale { after },
         };
     }
 
@@ -292,7 +313,7 @@ impl Space {
         if self.seen.is_some_and(|scan| core.sweep.found(record, scan)) {
             core.records.park(record);
             turn.spend(1);
-        } else if !core.stays(record, self.need)? {
+        } else if !self.guards.spare(record, &core.records) && !core.stays(record, self.need)? {
             self.take(core, turn, record)?;
         }
         Ok(())
@@ -312,12 +333,6 @@ impl Space {
         }
         Ok(())
     }
-}
-
-/// The client before one, in the order in which they are gone through.
-fn before(client: ClientId) -> Option<ClientId> {
-    let nonce = client.nonce.checked_sub(1)?;
-    Some(ClientId { nonce, ..client })
 }
 
 /// [`Core::clear`] in turns.
@@ -369,9 +384,9 @@ impl Work for Clear {
 }
 
 impl Core {
-    /// Whether more of the pool is being made present.
-    pub(super) fn is_growing(&self) -> bool {
-        !self.prefault_ended && self.pool.prefaulted_frames() < self.pool.frames()
+    /// Whether the ranks that a partial waits for have passed it by.
+    pub(super) fn is_stale(&self, partial: &Partial) -> bool {
+        self.has_waited(partial, STALE_COMMITS)
     }
 
     /// Whether a record that may go does not go for this need.

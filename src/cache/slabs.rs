@@ -21,7 +21,7 @@ pub const SLAB_CURSOR: usize = 128;
 /// Offset of the client's statistics.
 pub const SLAB_STATS: usize = 192;
 /// Words of the client's statistics.
-pub const STAT_WORDS: usize = 13 + REUSE_WORDS;
+pub const STAT_WORDS: usize = 14 + REUSE_WORDS;
 /// Offset of the pin words.
 pub const SLAB_PINS: usize = 4096;
 /// Number of pin words.
@@ -179,7 +179,8 @@ impl Slabs {
             requested,
             hit,
             shortened,
-            tokens @ ..,
+            ref tokens @ ..,
+            new_bytes,
         ] = words;
         ClientCounters {
             loads,
@@ -195,7 +196,8 @@ impl Slabs {
             requested,
             hit,
             shortened,
-            tokens: ReuseCounters::from_words(tokens),
+            tokens: ReuseCounters::from_words(*tokens),
+            new_bytes,
         }
     }
 

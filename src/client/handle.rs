@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::calls::{LookupAnswer, Pin, Question};
+use super::calls::{LookupAnswer, Pin, Question, ahead};
 use super::layout::KvMemory;
 use super::populate::When;
 use super::recover;
@@ -230,7 +230,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Refused`], [`ClientError::Unavailable`].
     pub fn reserve(&self, bytes: u64) -> Result<u64, ClientError> {
-        let (reply, session) = self.core.call(None, &Request::Grant { bytes })?;
+        let (reply, session) = self.core.call(None, &ahead(bytes))?;
         let Reply::Grant { extents } = reply else {
             return Err(self.core.distrust(&session, &reply));
         };
@@ -247,11 +247,7 @@ impl Client {
         let Some(session) = self.core.session() else {
             return Ok(());
         };
-        let extents = session.pool()?.credit().take_all();
-        if extents.is_empty() {
-            return Ok(());
-        }
-        self.core.acknowledge(Some(&session), &Request::Abort { extents })
+        self.core.give_back(&session)
     }
 
     /// Drops every unpinned object of the server. False: it could not be asked.
@@ -287,6 +283,12 @@ impl Client {
     /// shown by the server's status; what is counted while there is none is told to the next.
     pub fn count_reuse(&self, tokens: ReuseCounters) {
         self.core.count_reuse(tokens);
+    }
+
+    /// Counts KV that the engine has computed for the first time and that may be stored. Beside it `stored_bytes` says how much is
+    /// stored more than once, as tails that grow and as what was evicted and computed again.
+    pub fn count_new_kv(&self, bytes: u64) {
+        self.core.count(Stat::NewBytes, bytes);
     }
 
     /// What this client counted.

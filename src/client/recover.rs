@@ -8,9 +8,10 @@
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::ClientError;
+use super::calls::ahead;
 use super::connection::Connection;
 use super::populate::When;
 use super::session::{Session, unexpected};
@@ -96,8 +97,10 @@ fn wait(core: &Core, refused: Option<&Session>, pause: Duration, socket: Option<
     news
 }
 
-/// Sleeps until the connection hangs up, the client has dropped it, or the heartbeat finds another boot.
-fn watch(core: &Core, session: &Session) {
+/// Sleeps until the connection hangs up, the client has dropped it, or the heartbeat finds another boot. A heartbeat in which
+/// nothing was stored gives the space for stores back: others can make use of it, and the next store asks anew.
+fn watch(core: &Arc<Core>, session: &Arc<Session>) {
+    let begin = Instant::now();
     let Ok(stream) = session.stream.fd() else {
         return; // a copy in a forked child, which has no such thread
     };
@@ -105,6 +108,9 @@ fn watch(core: &Core, session: &Session) {
         core.degrade(session, "the server closed the connection");
     } else if !session.is_current() {
         core.degrade(session, "the server restarted");
+    } else if begin.elapsed() >= core.config.heartbeat && session.was_idle() {
+        // Refused or lost: then the connection is not what it was, and the next heartbeat finds it so.
+        let _ = core.give_back(session);
     }
 }
 
@@ -198,7 +204,7 @@ fn take_credit(
     if bytes == 0 {
         return Ok(());
     }
-    match connection.call(&Request::Grant { bytes }, core.deadline()) {
+    match connection.call(&ahead(bytes), core.deadline()) {
         Ok(Reply::Grant { extents }) => {
             let pool = session.pool()?;
             pool.gain(extents, When::Later);

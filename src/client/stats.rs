@@ -29,14 +29,15 @@ pub(super) enum Stat {
     ReusePreemptedHit = 18,
     ReuseLoaded = 19,
     ReuseFailed = 20,
-    Lookups = 21,
-    DegradedLookups = 22,
-    Reconnects = 23,
-    DegradedMs = 24,
-    EvictedPins = 25,
+    NewBytes = 21,
+    Lookups = 22,
+    DegradedLookups = 23,
+    Reconnects = 24,
+    DegradedMs = 25,
+    EvictedPins = 26,
 }
 
-const STATS: usize = 26;
+const STATS: usize = 27;
 
 /// The counters of a [`ReuseCounters`], in its order.
 pub(super) const REUSE: [Stat; REUSE_WORDS] = [
@@ -81,6 +82,7 @@ const REPORTED: [Stat; STAT_WORDS] = [
     Stat::ReusePreemptedHit,
     Stat::ReuseLoaded,
     Stat::ReuseFailed,
+    Stat::NewBytes,
 ];
 
 /// The counters of a client, over all its connections.
@@ -142,6 +144,7 @@ impl Counters {
             credit_bytes,
             populated_bytes: populated.bytes.load(Ordering::Relaxed),
             unpopulated_bytes: populated.left_bytes.load(Ordering::Relaxed),
+            new_bytes: self.value(Stat::NewBytes),
         }
     }
 }
@@ -185,4 +188,6 @@ pub struct ClientStats {
     pub populated_bytes: u64,
     /// Granted pool space for which that was not done: stores take a fault for each of its pages.
     pub unpopulated_bytes: u64,
+    /// Bytes of KV that the engine said it had computed for the first time: see [`super::Client::count_new_kv`].
+    pub new_bytes: u64,
 }

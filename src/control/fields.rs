@@ -68,11 +68,13 @@ pub enum Counter {
     Pinned = 10,
     /// Bytes held back until their writer is known to be gone.
     Quarantined = 11,
+    /// Bytes that are yet to be made present; 0 once no more will be. Until then space that cannot be granted may be later.
+    PrefaultLeft = 12,
 }
 
 impl Counter {
     /// All of them, in the order of the region.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::RequestedUnits,
         Self::HitUnits,
         Self::MissUnits,
@@ -85,6 +87,7 @@ impl Counter {
         Self::Granted,
         Self::Pinned,
         Self::Quarantined,
+        Self::PrefaultLeft,
     ];
 
     /// The name used in status output and metrics.
@@ -102,6 +105,7 @@ impl Counter {
             Self::Granted => "granted",
             Self::Pinned => "pinned",
             Self::Quarantined => "quarantined",
+            Self::PrefaultLeft => "prefault_left",
         }
     }
 }

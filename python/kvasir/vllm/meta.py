@@ -111,6 +111,8 @@ class Stores:
     """Places of the runs whose objects the server may have already. Workers ask before they copy them."""
     adapters: dict[str, Adapter] = dataclasses.field(default_factory=dict)
     """Of the owners that have one: with what their blocks have been computed, if the engine has that loaded."""
+    new_tokens: int = 0
+    """Tokens whose KV the engine has computed for the first time since the last plan, of requests that store."""
 
     def only(self, groups: Container[int]) -> Stores:
         """What of this belongs to these object groups."""
@@ -122,6 +124,7 @@ class Stores:
             supersedes=[one for one in self.supersedes if one[1] in groups],
             may_exist=[places[at] for at in self.may_exist if at in places],
             adapters=self.adapters,
+            new_tokens=self.new_tokens,
         )
 
     def apart(self, owners: Container[str]) -> tuple[Stores, Stores]:

@@ -407,6 +407,8 @@ class SchedulerRole:
             offers = handed.get(step.request_id, ())
             if state is None or state.bypass or state.no_store:
                 continue
+            if state.furthest is None:
+                state.furthest = step.computed  # what a request begins with is nothing new
             if not offers and planner.is_up_to_date(state, step.reached):
                 continue
             if not self._has_adapter(state):
@@ -422,7 +424,7 @@ class SchedulerRole:
             planner.plan(state, self._seed, table, step.reached, states, out)
             if state.adapter is not None:
                 out.adapters[step.request_id] = state.adapter
-        return out if out.runs else None
+        return out if out.runs or out.new_tokens else None  # what is new is counted also where nothing is stored
 
     def _learn(self, state: RequestState) -> None:
         """Asks what the server has of this request, without pinning anything."""

@@ -87,7 +87,7 @@ enum Op {
 /// A request that is being worked on. What it names lives as long as the test.
 #[derive(Debug)]
 enum Running {
-    Grant(Grant),
+    Grant(Grant<'static>),
     Abort(Abort<'static>),
     Commit(Committing<'static>),
     Discard(Discard<'static>),
@@ -320,7 +320,7 @@ impl World {
     fn begin(&mut self, peer: usize, what: u8, prompt: u32, chunk: u32) {
         let (id, seed) = (self.peers[peer].id, self.rig.seed);
         let running = match what {
-            0 => Running::Grant(Grant::new(id, 12 * FRAME_BYTES)),
+            0 => Running::Grant(Grant::new(id, GrantRequest::of(12 * FRAME_BYTES))),
             1 => {
                 let extents = std::mem::take(&mut self.held[peer]);
                 Running::Abort(Abort::new(id, extents.leak()))

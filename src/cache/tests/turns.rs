@@ -221,7 +221,10 @@ fn space_for_much_is_made_in_turns_and_takes_as_much_as_it_makes() {
         for prompt in 0..objects / 500 {
             rig.fill(&engine, prompt, 500, true, 0);
         }
-        let (granted, spent) = drive(&mut rig.core, Grant::new(engine.id, frames * FRAME_BYTES));
+        let (granted, spent) = drive(
+            &mut rig.core,
+            Grant::new(engine.id, GrantRequest::of(frames * FRAME_BYTES)),
+        );
         assert_eq!(crate::pool::count_frames(&granted), frames);
         rig.audit();
         spent
@@ -229,6 +232,60 @@ fn space_for_much_is_made_in_turns_and_takes_as_much_as_it_makes() {
     let few = spent(1000, 500);
     assert_proportional("half of the pool", (500, few), (5000, spent(10_000, 5000)));
     assert_proportional("of a larger pool", (500, few), (500, spent(10_000, 500)));
+}
+
+/// A store under many chains asks for space where every one of them has to be found first.
+#[test]
+fn what_a_store_hangs_under_is_found_in_turns_and_stays() {
+    let mut rig = Rig::new(4000);
+    let engine = rig.peer(1);
+    rig.register(&engine, 0, 1, &full(1, 0)).unwrap();
+    rig.fill(&engine, 1, 2000, true, 0);
+    rig.fill(&engine, 2, 1000, false, 0);
+    rig.fill(&engine, 3, 1000, false, 0);
+    let under: Vec<ChunkKey> = (0..500).map(|chunk| key(2, chunk, CHUNK)).collect();
+    let under = [&under[..], &[key(1, 1999, CHUNK)]].concat();
+    let request = GrantRequest {
+        bytes: 2000 * FRAME_BYTES,
+        under: &under,
+        ahead: false,
+    };
+    let (granted, spent) = drive(&mut rig.core, Grant::new(engine.id, request));
+    assert_short("a grant under many chains", spent);
+    assert_eq!(crate::pool::count_frames(&granted), 1500, "all the others");
+    assert_eq!(rig.resident(1, 2000).len(), 2000);
+    assert_eq!(rig.resident(2, 1000), (0..500).collect::<Vec<_>>());
+    assert_eq!(rig.resident(3, 1000).len(), 0);
+    rig.audit();
+}
+
+/// Partials that fill the share of the client that began them end in turns, but for what it stores under.
+#[test]
+fn stale_partials_that_fill_a_share_end_in_turns() {
+    let mut rig = Rig::new(4000);
+    let rank = rig.peer(1);
+    rig.register(&rank, 0, 2, &full(2, 0)).unwrap();
+    rig.fill(&rank, 1, 500, true, 0);
+    rig.fill(&rank, 2, 500, true, 0);
+    let request = GrantRequest {
+        bytes: FRAME_BYTES,
+        under: &[key(1, 499, CHUNK)],
+        ahead: false,
+    };
+    // A quarter of the pool is its share. With each answer that is none it falls behind by a step.
+    let mut vain = 0;
+    let granted = loop {
+        let (granted, spent) = drive(&mut rig.core, Grant::new(rank.id, request));
+        assert_short("a grant beside stale partials", spent);
+        rig.audit();
+        if !granted.is_empty() {
+            break granted;
+        }
+        vain += 1;
+        assert!(vain < 20, "it is stuck");
+    };
+    assert_eq!((vain, crate::pool::count_frames(&granted)), (7, 1));
+    assert_eq!(rig.core.status().partials, 500, "what it stores under stays");
 }
 
 #[test]
@@ -273,7 +330,10 @@ fn victims_that_are_pinned_are_met_once() {
     rig.fill(&engine, 1, objects, false, 0);
     let readers = pin_all(&mut rig, objects);
     let grant = |rig: &mut Rig| {
-        let (granted, spent) = drive(&mut rig.core, Grant::new(engine.id, FRAME_BYTES));
+        let (granted, spent) = drive(
+            &mut rig.core,
+            Grant::new(engine.id, GrantRequest::of(FRAME_BYTES)),
+        );
         assert_short("a grant beside pins", spent);
         rig.audit();
         (granted.len(), spent.steps)
@@ -319,7 +379,7 @@ fn limbo_is_left_in_turns_and_in_proportion() {
         drive(&mut rig.core, clear);
         let (_, freed) = drive(
             &mut rig.core,
-            Grant::new(engine.id, u64::from(length) * FRAME_BYTES),
+            Grant::new(engine.id, GrantRequest::of(u64::from(length) * FRAME_BYTES)),
         );
         assert_eq!(rig.core.status().limbo, 0);
         rig.audit();
@@ -370,7 +430,10 @@ fn full_logs_of_many_are_read_a_little_at_a_time() {
     loop {
         // One more than is free: space has to be made.
         let wanted = rig.core.pool.grantable() + 1;
-        let (granted, spent) = drive(&mut rig.core, Grant::new(engine.id, wanted * FRAME_BYTES));
+        let (granted, spent) = drive(
+            &mut rig.core,
+            Grant::new(engine.id, GrantRequest::of(wanted * FRAME_BYTES)),
+        );
         assert_eq!(crate::pool::count_frames(&granted), wanted);
         assert_short("a grant beside full logs", spent);
         assert!(spent.steps < 10_000, "{} steps for one frame", spent.steps);
@@ -447,7 +510,10 @@ fn a_pool_in_small_pieces_gives_no_more_runs_than_a_reply_names() {
     rig.core.abort(asker.id, &rest).unwrap();
     drive(&mut rig.core, Abort::new(holder.id, &odd));
     // What is in one piece is taken first.
-    let (granted, spent) = drive(&mut rig.core, Grant::new(asker.id, 2 * frames * FRAME_BYTES));
+    let (granted, spent) = drive(
+        &mut rig.core,
+        Grant::new(asker.id, GrantRequest::of(2 * frames * FRAME_BYTES)),
+    );
     assert_short("grant", spent);
     assert!(
         granted.len() <= crate::wire::MAX_EXTENTS,
@@ -500,7 +566,11 @@ fn work_that_is_dropped_half_way_leaves_everything_in_order() {
     type Begin = fn(&mut Rig, &[Peer; 2], usize) -> bool;
     let kinds: [(&str, Begin); 6] = [
         ("grant", |rig, peers, turns| {
-            step_some(&mut rig.core, Grant::new(peers[0].id, 300 * FRAME_BYTES), turns)
+            step_some(
+                &mut rig.core,
+                Grant::new(peers[0].id, GrantRequest::of(300 * FRAME_BYTES)),
+                turns,
+            )
         }),
         ("commit", |rig, peers, turns| {
             let extents = rig.core.grant(peers[0].id, 150 * FRAME_BYTES).unwrap();
