@@ -73,7 +73,7 @@ fn commit(
             let mut item = StoreItem {
                 id: object(*number),
                 first_extent: at,
-                ..template.clone()
+                ..template
             };
             change(*number, &mut item);
             items.push(item);
@@ -217,7 +217,7 @@ fn registered_parts_take_memory_and_are_bounded() {
             unit_bytes: 1,
             kind: GroupKind::SlidingWindow,
             window_tokens: 1 << 20,
-            ..registration().groups[0].clone()
+            ..registration().groups[0]
         })
         .collect();
     let (mut refused, mut stay) = (0, Vec::new());
@@ -313,7 +313,8 @@ fn tails_far_apart_are_refused_at_once() {
 fn a_registration_says_what_it_lacks() {
     let server = ServerProcess::start();
     let mut client = attached(&server);
-    let cases: [(&str, fn(&mut RegisterKvCache)); 4] = [
+    type Change = fn(&mut RegisterKvCache);
+    let cases: [(&str, Change); 4] = [
         ("number of object groups is 0", |r| r.groups.clear()),
         ("rank is 4000000000", |r| r.rank = 4_000_000_000),
         ("rank is 1", |r| r.rank = 1),

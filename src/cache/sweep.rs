@@ -18,8 +18,7 @@ pub(super) struct TailOrder(Vec<u32>);
 impl TailOrder {
     /// That of all tails.
     pub(super) fn of(presence: &Presence) -> Self {
-        let mut order = Self::default();
-        order.0 = (0..presence.tails.len() as u32).collect();
+        let mut order = Self((0..presence.tails.len() as u32).collect());
         order.0.sort_by_key(|at| key(presence, *at));
         order
     }
