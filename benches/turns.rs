@@ -325,7 +325,7 @@ impl Bench {
         self.measure("status with 200 clients of 4,096 pins each", reporting);
         self.measure(
             "grant of 2/3 of the pool beside as many pins",
-            Grant::new(engine.id, u64::from(records) * FRAME_BYTES),
+            Grant::new(engine.id, GrantRequest::of(u64::from(records) * FRAME_BYTES)),
         );
         for (at, reader) in readers.iter().enumerate() {
             reader.pin(if at < 16 { &[1; 4096] } else { &[] });
@@ -333,7 +333,7 @@ impl Bench {
         }
         let granted = self.measure(
             "grant of half of the pool, 200 full logs",
-            Grant::new(engine.id, u64::from(records) * FRAME_BYTES),
+            Grant::new(engine.id, GrantRequest::of(u64::from(records) * FRAME_BYTES)),
         );
         drop(granted);
         let other = self.engine(9, 1, 1);
@@ -384,7 +384,7 @@ impl Bench {
         let free = self.core.status().pool.free;
         self.measure(
             "grant that frees it from limbo",
-            Grant::new(engine.id, free + FRAME_BYTES),
+            Grant::new(engine.id, GrantRequest::of(free + FRAME_BYTES)),
         );
 
         // Half of an engine of two ranks.
