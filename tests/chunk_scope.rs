@@ -207,7 +207,7 @@ fn a_connection_has_the_size_of_the_domain_it_negotiated_in() {
         ErrorCode::NotNegotiated
     );
     assert_eq!(
-        code(&mut two, Request::Grant { bytes: 1 }),
+        code(&mut two, Request::Grant(Grant::of(1))),
         ErrorCode::NotNegotiated
     );
     assert_eq!(code(&mut two, Request::GetChunkSize), ErrorCode::NotNegotiated);

@@ -194,7 +194,7 @@ fn well_behaved(request: &Request, regions: &Regions) -> Answer {
             domain: None,
             kept_frames_max: 0,
         })),
-        Request::Grant { .. } => plain(Reply::Grant { extents: vec![] }),
+        Request::Grant(_) => plain(Reply::Grant { extents: vec![] }),
         _ => plain(Reply::Ack),
     }
 }
@@ -382,7 +382,7 @@ fn a_reply_that_is_wrong_drops_the_connection_and_not_the_engine() {
         let seed = client.domain_seed().unwrap();
         let chain = chain(seed, CHUNK + 1, 1);
         let grant = |request: &Request| match request {
-            Request::Grant { .. } => Some(plain(Reply::Grant {
+            Request::Grant(_) => Some(plain(Reply::Grant {
                 extents: vec![Extent { frame: 0, count: 2 }],
             })),
             _ => None,

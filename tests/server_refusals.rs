@@ -458,7 +458,7 @@ fn requests_before_their_time() {
         supersedes: vec![],
         credit_bytes: 1 << 20,
     });
-    let grant = Request::Grant { bytes: 1 << 20 };
+    let grant = Request::Grant(Grant::of(1 << 20));
     let before = server.status();
     for request in [&register, &lookup, &retrieve, &commit, &grant] {
         let error = culprit.refused(request);

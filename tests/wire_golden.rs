@@ -153,7 +153,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ),
         ("release", Request::Release { pins: vec![11, 12] }),
         ("end_session", Request::EndSession { session: 5 }),
-        ("grant", Request::Grant { bytes: 1 << 20 }),
+        ("grant", Request::Grant(Grant::of(1 << 20))),
         ("commit", Request::Commit(commit())),
         ("abort", Request::Abort { extents: extents() }),
         ("clear", Request::Clear),
@@ -193,6 +193,14 @@ fn requests() -> Vec<(&'static str, Request)> {
             Request::RegisterKvCache(RegisterKvCache {
                 copy_path: "avx2-8x64".into(),
                 ..register()
+            }),
+        ),
+        (
+            "grant_under",
+            Request::Grant(Grant {
+                bytes: 3 << 16,
+                under: vec![key(1), key(2)],
+                ahead: true,
             }),
         ),
     ]

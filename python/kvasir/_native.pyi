@@ -278,10 +278,13 @@ class Client:
     def count_failed_loads(self, loads: int) -> None:
         """Counts loads that were given up before any object was named, beside those that `load` counts itself."""
 
+    def count_new_kv(self, bytes: int) -> None:
+        """Counts KV that the engine has computed for the first time and that may be stored: what `stored_bytes` is compared with."""
+
     def stats(self) -> dict[str, int]:
         """This client's counters: lookups, direct_lookups (those that needed no message), lookup_misses_degraded,
         loads, loaded_bytes, failed_loads, stale_loads, corrupt_loads, stores, stored_bytes, dropped_stores, reconnects, degraded_ms, credit_bytes,
-        populated_bytes and unpopulated_bytes (granted space whose pages were, or were not, mapped ahead of stores)."""
+        populated_bytes and unpopulated_bytes (granted space whose pages were, or were not, mapped ahead of stores), new_bytes (`count_new_kv`)."""
 
     def close(self) -> None:
         """Ends the background thread and the connection. Later calls behave as if the server were away."""

@@ -267,6 +267,10 @@ impl Client {
         self.client.count_failed_loads(loads);
     }
 
+    fn count_new_kv(&self, bytes: u64) {
+        self.client.count_new_kv(bytes);
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = detached(py, || Ok(self.client.stats()))?;
         let dict = PyDict::new(py);
@@ -287,6 +291,7 @@ impl Client {
             ("credit_bytes", stats.credit_bytes),
             ("populated_bytes", stats.populated_bytes),
             ("unpopulated_bytes", stats.unpopulated_bytes),
+            ("new_bytes", stats.new_bytes),
         ] {
             dict.set_item(name, value)?;
         }

@@ -273,6 +273,9 @@ class Client:
         self.parts.append(part)
         return [one in self.there for one in objects]
 
+    def count_new_kv(self, bytes: int) -> None:
+        self.new_kv = getattr(self, "new_kv", 0) + bytes
+
     def count_failed_loads(self, loads: int) -> None:
         pass
 

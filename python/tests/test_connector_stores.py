@@ -74,19 +74,22 @@ def test_a_last_step_of_a_few_tokens_stores_the_tail_of_the_prompt() -> None:
 
 def test_generated_tokens_grow_a_tail_and_replace_it_but_never_the_prompts() -> None:
     run = Planned(full(8), 80)
-    table = [list(range(1, 20))]
+    table = [list(range(1, 30))]
     assert [item[3] for item in objects(run.step(table, 80).runs)] == [64, 16]
-    run.generate(50)
-    assert objects(run.step(table, 87).runs) == []
-    first = run.step(table, 88)
-    assert [(item[0], item[3]) for item in objects(first.runs)] == [(run.key(1, 24), 24)]
+    run.generate(114)
+    # The prompt's own tail is longer than an eighth of the chunk, and as long as a quarter.
+    assert objects(run.step(table, 95).runs) == []
+    first = run.step(table, 96)
+    assert [(item[0], item[3]) for item in objects(first.runs)] == [(run.key(1, 32), 32)]
     assert first.supersedes == []
-    second = run.step(table, 96)
-    assert [(item[0], item[3]) for item in objects(second.runs)] == [(run.key(1, 32), 32)]
-    assert second.supersedes == [(run.key(1, 24), 0)]
+    assert objects(run.step(table, 127).runs) == []
     done = run.step(table, 128)
     assert [(item[0], item[3]) for item in objects(done.runs)] == [(run.key(1), 64)]
     assert done.supersedes == [(run.key(1, 32), 0)]
+    for reached, tokens, superseded in ((136, 8, []), (144, 16, [8]), (160, 32, [16]), (192, 64, [32])):
+        out = run.step(table, reached)
+        assert [(item[0], item[3]) for item in objects(out.runs)] == [(run.key(2, tokens), tokens)]
+        assert out.supersedes == [(run.key(2, tokens), 0) for tokens in superseded]
 
 
 def test_prompts_only_leaves_generated_tokens_out() -> None:
@@ -97,18 +100,35 @@ def test_prompts_only_leaves_generated_tokens_out() -> None:
     assert objects(run.step(table, 150).runs) == []
 
 
-def test_tails_are_bounded_per_chunk() -> None:
-    planner = StorePlanner(full(), 1024, False)
+@pytest.mark.parametrize("chunk_size", [64, 256, 576, 1024, 1088])
+def test_generated_tokens_are_stored_less_than_twice(chunk_size: int) -> None:
+    planner = StorePlanner(full(), chunk_size, False)
     request = Request("r", range(16))
     state = RequestState(request, 1, 1)
-    request.all_token_ids += range(2000)
-    table = [list(range(1, 200))]
+    request.all_token_ids += range(4 * chunk_size)
+    table = [list(range(1, 300))]
     stored = 0
-    for reached in range(16, 1025):
+    ends = []
+    for reached in range(16, 4 * chunk_size + 1):
         out = Stores()
         planner.plan(state, SEED, table, reached, {}, out)
-        stored += len(objects(out.runs))
-    assert stored <= 9 + 1
+        stored += sum(item[3] for item in objects(out.runs))
+        ends += [reached for item in objects(out.runs) if item[3] < chunk_size]
+    assert stored < 2 * 4 * chunk_size + 16
+    # An answer that ends anywhere is there for more than a third of its last chunk, if it has an eighth of one.
+    assert all(any(end <= reached < 3 * end for end in (e % chunk_size for e in ends)) for reached in range(max(chunk_size // 8, 16), chunk_size))
+
+
+def test_new_tokens_are_counted_once_however_often_they_are_computed() -> None:
+    run = Planned(full(), 170)
+    table = [list(range(1, 20))]
+    run.state.furthest = 32  # what the request began with
+    assert [run.step(table, reached).new_tokens for reached in (64, 130, 130)] == [32, 66, 0]
+    run.state.compute_anew()
+    assert [run.step(table, reached).new_tokens for reached in (64, 130, 170)] == [0, 0, 40]
+    run.generate(30)
+    run.state.compute_anew()
+    assert [run.step(table, reached).new_tokens for reached in (170, 192)] == [0, 22]
 
 
 def test_a_chunk_that_the_engine_let_go_of_is_left_out() -> None:
@@ -248,11 +268,13 @@ def test_generated_tails_beside_states_are_replaced_and_the_states_stay() -> Non
     first = run.step(rows, 96, {96: {1: 106}})
     assert [(item[0], item[2]) for item in objects(first.runs)] == [(run.key(1, 32), 0), (run.key(1, 32), 1)]
     assert (prompt.supersedes, first.supersedes) == ([], [])
+    # Between the lengths of tails the state alone.
     second = run.step(rows, 112, {112: {1: 107}})
-    assert second.supersedes == [(run.key(1, 32), 0)]
+    assert [(item[0], item[2]) for item in objects(second.runs)] == [(run.key(1, 48), 1)]
+    assert second.supersedes == []
     done = run.step(rows, 128, {128: {1: 108}})
     assert [(item[0], item[2]) for item in objects(done.runs)] == [(run.key(1), 0), (run.key(1), 1)]
-    assert done.supersedes == [(run.key(1, 48), 0)]
+    assert done.supersedes == [(run.key(1, 32), 0)]
 
 
 def test_a_hybrid_stores_no_tail_that_nothing_can_resume_from() -> None:
@@ -312,10 +334,10 @@ def test_a_grown_tail_is_superseded_by_a_run_over_its_chunk() -> None:
     table = [list(range(1, 60))]
     run.step(table, 80)
     run.generate(200)
-    run.step(table, 88)
+    run.step(table, 96)
     out = run.step(table, 256)
     assert [item[0] for item in objects(out.runs)] == [run.key(1), run.key(2), run.key(3)]
-    assert out.supersedes == [(run.key(1, 24), 0)]
+    assert out.supersedes == [(run.key(1, 32), 0)]
 
 
 @pytest.mark.parametrize("name", ["window", "local", "spans"])

@@ -283,6 +283,17 @@ pub struct StoreItem {
     pub extent_count: u32,
 }
 
+/// Asks for space to write into.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GrantRequest<'a> {
+    /// How much.
+    pub bytes: u64,
+    /// Chunks that what is to be stored hangs under.
+    pub under: &'a [ChunkKey],
+    /// For stores to come: nothing is evicted for it.
+    pub ahead: bool,
+}
+
 /// Publishes what one step stored.
 #[derive(Clone, Copy, Debug)]
 pub struct CommitRequest<'a> {
@@ -428,6 +439,8 @@ pub struct ClientCounters {
     pub hit: u64,
     /// Of the lookups, those that promised less than was there.
     pub shortened: u64,
+    /// Bytes of KV that were computed for the first time by requests that store, whether they were stored or not.
+    pub new_bytes: u64,
 }
 
 impl ClientCounters {
@@ -447,6 +460,7 @@ impl ClientCounters {
             (&mut self.requested, other.requested),
             (&mut self.hit, other.hit),
             (&mut self.shortened, other.shortened),
+            (&mut self.new_bytes, other.new_bytes),
         ];
         for (sum, more) in pairs {
             *sum = sum.saturating_add(more);

@@ -12,6 +12,7 @@ use super::ends::{EndPartial, EndRivals};
 use super::error::CoreError;
 use super::evict::{Later, Need, frame_steps};
 use super::grants::Granting;
+use super::guards::Spared;
 use super::partials::{PartialKey, Seen};
 use super::place::Place;
 use super::publish::Publication;
@@ -42,7 +43,7 @@ pub(super) struct Context {
 
 /// Where a commit is.
 #[derive(Debug)]
-enum Stage {
+enum Stage<'a> {
     /// Checks the numbers of each item.
     Check,
     /// Checks that no frame is named twice.
@@ -56,7 +57,7 @@ enum Stage {
     /// Ends what nobody will complete.
     Abandoned,
     /// Grants space for what comes next.
-    Credit(Granting),
+    Credit(Granting<'a>),
 }
 
 /// What one item brings along, before the next.
@@ -82,7 +83,7 @@ pub struct Committing<'a> {
     client: ClientId,
     request: CommitRequest<'a>,
     context: Option<Context>,
-    stage: Stage,
+    stage: Stage<'a>,
     /// The item that is next in its stage.
     next: usize,
     /// The runs of all items, as far as they have been checked.
@@ -257,7 +258,8 @@ impl<'a> Committing<'a> {
             let need = Need::Ahead {
                 published: self.published,
             };
-            self.stage = Stage::Credit(Granting::new(self.client, missing, need));
+            let spared = (missing > core.pool.grantable()).then_some(Spared::Items(self.request.items));
+            self.stage = Stage::Credit(Granting::new(self.client, missing, need, spared));
             return Ok(true);
         };
         let done = ending.step(core, turn)?;

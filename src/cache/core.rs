@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use super::api::*;
 use super::credit::Credit;
 use super::error::CoreError;
+use super::guards::Guards;
 use super::index::Index;
 use super::partials::Partials;
 use super::pin_scan::Sweep;
@@ -40,7 +41,9 @@ pub(super) struct Client {
     pub(super) attached: bool,
     pub(super) registration: Option<RankRegistration>,
     pub(super) credit: Credit,
-    /// Commits made; tells which partials other ranks have passed by.
+    /// What space that is made for it now must not take.
+    pub(super) guards: Guards,
+    /// Commits made, and questions for space that were answered with none; tells which partials other ranks have passed by.
     pub(super) commits: u64,
     /// Domains in which what its engine has begun is yet to end, since it left them.
     pub(super) left: Vec<u32>,
@@ -140,6 +143,11 @@ impl Core {
         Ok(self.pool.prefaulted(bytes)?)
     }
 
+    /// Whether more of the pool is being made present: who gets less than it asks for may ask again.
+    pub fn is_growing(&self) -> bool {
+        !self.prefault_ended && self.pool.prefaulted_frames() < self.pool.frames()
+    }
+
     /// No more of the pool will become present: from now on space is made by evicting. (Before, a store that
     /// is ahead of the prefault gets less credit rather than somebody's objects.)
     pub fn prefault_ended(&mut self) {
@@ -165,6 +173,7 @@ impl Core {
             attached: false,
             registration: None,
             credit: Credit::default(),
+            guards: Guards::default(),
             commits: 0,
             left: Vec::new(),
         });

@@ -1,11 +1,61 @@
-//! The frames that one client may write, as runs.
+//! The frames that one client may write, as runs, and how many those may be.
 //!
-//! May import `pool`. The truth is the directory's owner words; this says where to look for them when the
+//! May import `pool` and this module's `evict`. The truth is the directory's owner words; this says where to look for them when the
 //! client is gone.
 
 use std::collections::BTreeMap;
 
+use super::evict::Need;
 use crate::pool::Extent;
+
+/// Credit that is held between stores takes at most this part of the pool, all clients together: nothing can be cached in it.
+const AHEAD_PART: u64 = 8;
+/// What one client holds while it stores takes at most this part of the pool, parts of incomplete objects included.
+const CLIENT_PART: u64 = 2;
+/// All that clients hold takes at most three such parts of the pool.
+const ALL_PART: u64 = 4;
+
+/// What one client holds, and what that is measured by. All but the two counts are frames.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share {
+    pub(super) pool: u64,
+    /// Clients that have registered to store.
+    pub(super) storing: u64,
+    /// Parts of the objects that it stores: as many ranks hold as much while a step is stored.
+    pub(super) parts: u64,
+    /// One full chunk of everything that it stores.
+    pub(super) chunk: u64,
+    /// Its credit.
+    pub(super) credit: u64,
+    /// Its parts of objects that are not complete.
+    pub(super) in_partials: u64,
+    /// The credit of all clients.
+    pub(super) all_credit: u64,
+    /// Credit and parts of all clients.
+    pub(super) all: u64,
+}
+
+impl Share {
+    /// How much more it may be granted. For a store that waits always one chunk, however many clients there are.
+    pub(super) fn room(&self, need: Need) -> u64 {
+        match need {
+            Need::Ahead { .. } => {
+                let all = self.pool / AHEAD_PART;
+                let own = (all / self.storing.max(1)).saturating_sub(self.credit);
+                own.min(all.saturating_sub(self.all_credit))
+            }
+            Need::Now => {
+                let own = self.own().saturating_sub(self.credit + self.in_partials);
+                let usual = own.min((self.pool * 3 / ALL_PART).saturating_sub(self.all));
+                usual.max(self.chunk.saturating_sub(self.credit + self.in_partials))
+            }
+        }
+    }
+
+    fn own(&self) -> u64 {
+        self.pool / CLIENT_PART / self.parts.max(1)
+    }
+}
 
 /// A set of frames.
 #[derive(Debug, Default)]
@@ -75,6 +125,68 @@ impl Credit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NOTHING: Share = Share {
+        pool: 8192,
+        storing: 1,
+        parts: 1,
+        chunk: 32,
+        credit: 0,
+        in_partials: 0,
+        all_credit: 0,
+        all: 0,
+    };
+    const AHEAD: Need = Need::Ahead { published: 0 };
+
+    #[test]
+    fn what_is_held_ahead_is_a_fair_share_of_an_eighth_of_the_pool() {
+        assert_eq!(NOTHING.room(AHEAD), 1024);
+        let eight = Share {
+            storing: 8,
+            ..NOTHING
+        };
+        assert_eq!(eight.room(AHEAD), 128);
+        assert_eq!(Share { credit: 100, ..eight }.room(AHEAD), 28);
+        assert_eq!(Share { credit: 200, ..eight }.room(AHEAD), 0);
+        // Some still have what was fair when they were fewer.
+        let late = Share {
+            all_credit: 1000,
+            ..eight
+        };
+        assert_eq!(late.room(AHEAD), 24);
+        let crowd = Share {
+            storing: 256,
+            ..NOTHING
+        };
+        assert_eq!(
+            crowd.room(AHEAD),
+            4,
+            "less than a chunk, for stores that are yet to come"
+        );
+    }
+
+    #[test]
+    fn a_store_that_waits_gets_half_of_the_pool_among_its_ranks_and_always_a_chunk() {
+        assert_eq!(NOTHING.room(Need::Now), 4096);
+        let ranks = Share { parts: 4, ..NOTHING };
+        assert_eq!(ranks.room(Need::Now), 1024);
+        let waiting = Share {
+            in_partials: 1000,
+            credit: 10,
+            all: 1010,
+            ..ranks
+        };
+        assert_eq!(waiting.room(Need::Now), 14);
+        let first = Share {
+            credit: 10,
+            all: 8000,
+            ..ranks
+        };
+        assert_eq!(first.room(Need::Now), 22, "one chunk, with what it has");
+        let full = Share { all: 6144, ..NOTHING };
+        assert_eq!(full.room(Need::Now), 32);
+        assert_eq!(Share { credit: 40, ..full }.room(Need::Now), 0);
+    }
 
     #[test]
     fn runs_are_cut_and_joined_runs_span() {

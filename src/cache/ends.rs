@@ -45,9 +45,9 @@ impl EndPartial {
         })
     }
 
-    /// Who began it.
-    pub(super) fn opened_by(&self) -> ClientId {
-        self.opened_by
+    /// Who began it, and its age.
+    pub(super) fn place(&self) -> (ClientId, u64) {
+        (self.opened_by, self.seq)
     }
 
     /// Goes on until it has ended. False: the turn is over.

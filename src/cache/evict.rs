@@ -32,7 +32,7 @@ const TOUCHED: usize = 4096;
 const TOUCHED_EACH: usize = 64;
 /// A partial is stale when the client that began it has committed this often since: its engine works in
 /// step, so the missing ranks have passed it by.
-const STALE_COMMITS: u64 = 8;
+pub(super) const STALE_COMMITS: u64 = 8;
 
 /// Steps that it takes to take an object out of the index and out of the tree.
 pub(super) const CONDEMN_STEPS: u32 = 6;
@@ -75,8 +75,8 @@ pub(super) enum Need {
 enum Stage {
     /// Looks whether there is enough.
     Check,
-    /// Looks for a partial that is stale, client by client.
-    Stale { after: Option<ClientId> },
+    /// Looks for a partial that is stale, client by client: behind this client's of that age.
+    Stale { after: Option<(ClientId, u64)> },
     /// Ends a partial; then goes on with the next client's, or looks again.
     End { ending: EndPartial, stale: bool },
     /// Reads what clients have touched: at this slab, after so many in a row that had nothing.
@@ -97,9 +97,12 @@ enum Stage {
 }
 
 /// Makes space, as far as it can be made: stale partials go first, then objects, then the other partials, the oldest
-/// first.
+/// first. What the client stores under stays, and so do fresh partials of its own engine: its other ranks are at them.
 #[derive(Debug)]
 pub(super) struct Space {
+    /// Who needs it, if anybody does.
+    client: Option<ClientId>,
+    own_engine: Option<[u8; 16]>,
     /// Frames that are to be free.
     frames: u64,
     need: Need,
@@ -121,9 +124,11 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// For so many frames that can be granted.
-    pub(super) fn new(frames: u64, need: Need) -> Self {
+    /// For so many frames that can be granted to a client.
+    pub(super) fn new(client: Option<ClientId>, frames: u64, need: Need) -> Self {
         Self {
+            client,
+            own_engine: None,
             frames,
             need,
             patient: true,
@@ -145,7 +150,7 @@ impl Space {
         };
         Self {
             patient: false,
-            ..Self::new(u64::MAX, need)
+            ..Self::new(None, u64::MAX, need)
         }
     }
 
@@ -162,11 +167,13 @@ impl Space {
                         return Ok(true);
                     }
                     // Somebody else may take what becomes free, and readers may come to hold it. That does not go on for ever.
-                    let most =
-                        self.frames.saturating_mul(2) + u64::from(core.pool.frames()) / GIVE_UP_FRACTION;
+                    let some = u64::from(core.pool.frames()) / GIVE_UP_FRACTION;
+                    let most = self.frames.saturating_mul(2).saturating_add(some);
                     if self.patient && self.taken >= most {
                         return Ok(true);
                     }
+                    let own = self.client.and_then(|client| core.client(client).ok());
+                    self.own_engine = own.map(|own| own.info.engine_instance);
                     self.stage = match self.seen {
                         None => Stage::Stale { after: None },
                         Some(_) => self.begin_batch(core),
@@ -177,13 +184,13 @@ impl Space {
                     self.stale(core, turn, after);
                 }
                 Stage::End { ending, stale } => {
-                    let (after, stale) = (ending.opened_by(), *stale);
+                    let (after, stale) = (ending.place(), *stale);
                     if !ending.step(core, turn)? {
                         return Ok(false);
                     }
                     self.stage = match stale && core.pool.grantable() < self.frames {
                         // There may be more of the same client's.
-                        true => Stage::Stale { after: before(after) },
+                        true => Stage::Stale { after: Some(after) },
                         false => Stage::Check,
                     };
                 }
@@ -211,11 +218,14 @@ impl Space {
                 Stage::Over => return Ok(true),
                 Stage::Fresh { after, oldest } => {
                     turn.spend(1);
-                    match core.partials.oldest_of_next(*after) {
+                    let behind = after.map(|client| (client, u64::MAX));
+                    match core.partials.next_of_clients(behind) {
                         Some((key, partial)) => {
                             let found = (partial.seq, *key);
                             *after = Some(partial.opened.0);
-                            *oldest = Some(oldest.map_or(found, |oldest| oldest.min(found)));
+                            if self.own_engine != Some(key.instance) {
+                                *oldest = Some(oldest.map_or(found, |oldest| oldest.min(found)));
+                            }
                         }
                         None => {
                             let ending =
@@ -231,9 +241,9 @@ impl Space {
         }
     }
 
-    fn stale(&mut self, core: &Core, turn: &mut Turn, after: Option<ClientId>) {
+    fn stale(&mut self, core: &Core, turn: &mut Turn, after: Option<(ClientId, u64)>) {
         turn.spend(1);
-        let Some((key, partial)) = core.partials.oldest_of_next(after) else {
+        let Some((key, partial)) = core.partials.next_of_clients(after) else {
             self.stage = Stage::Touched {
                 slab: core.touched_next,
                 quiet: 0,
@@ -241,14 +251,19 @@ impl Space {
             };
             return;
         };
-        let ending = match core.has_waited(partial, STALE_COMMITS) {
+        let (opener, stale) = (partial.opened.0, core.has_waited(partial, STALE_COMMITS));
+        let guarded = self
+            .client
+            .is_some_and(|client| core.is_guarded(client, partial.record));
+        let ending = match stale && !guarded {
             true => EndPartial::new(core, key, Later::Welcome),
             false => None,
         };
         self.stage = match ending {
             Some(ending) => Stage::End { ending, stale: true },
+            // Those behind one that is not stale are not either.
             None => Stage::Stale {
-                after: Some(partial.opened.0),
+                after: Some((opener, if stale { partial.seq } else { u64::MAX })),
             },
         };
     }
@@ -292,7 +307,7 @@ impl Space {
         if self.seen.is_some_and(|scan| core.sweep.found(record, scan)) {
             core.records.park(record);
             turn.spend(1);
-        } else if !core.stays(record, self.need)? {
+        } else if !core.stays(record, self.client, self.need)? {
             self.take(core, turn, record)?;
         }
         Ok(())
@@ -312,12 +327,6 @@ impl Space {
         }
         Ok(())
     }
-}
-
-/// The client before one, in the order in which they are gone through.
-fn before(client: ClientId) -> Option<ClientId> {
-    let nonce = client.nonce.checked_sub(1)?;
-    Some(ClientId { nonce, ..client })
 }
 
 /// [`Core::clear`] in turns.
@@ -369,13 +378,11 @@ impl Work for Clear {
 }
 
 impl Core {
-    /// Whether more of the pool is being made present.
-    pub(super) fn is_growing(&self) -> bool {
-        !self.prefault_ended && self.pool.prefaulted_frames() < self.pool.frames()
-    }
-
-    /// Whether a record that may go does not go for this need.
-    fn stays(&self, record: u32, need: Need) -> Result<bool, CoreError> {
+    /// Whether a record that may go does not go for this need of a client.
+    fn stays(&self, record: u32, client: Option<ClientId>, need: Need) -> Result<bool, CoreError> {
+        if client.is_some_and(|client| self.is_guarded(client, record)) {
+            return Ok(true);
+        }
         let Need::Ahead { published } = need else {
             return Ok(false);
         };

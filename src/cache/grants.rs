@@ -2,12 +2,16 @@
 //!
 //! May import everything of this module.
 
-use super::api::ClientId;
+use super::api::{ClientId, GrantRequest};
 use super::core::Core;
+use super::credit::Share;
+use super::ends::EndPartial;
 use super::error::CoreError;
-use super::evict::{Need, Space, frame_steps};
+use super::evict::{Later, Need, STALE_COMMITS, Space, frame_steps};
+use super::guards::{Guarding, Spared};
 use super::runs::{CheckGranted, CheckRuns, GiveBack};
 use super::turn::{Progress, Turn, Work, finish};
+use crate::pool::accounting::Class;
 use crate::pool::{Extent, frames_for};
 use crate::wire::MAX_EXTENTS;
 
@@ -20,28 +24,44 @@ const MISSES: u32 = 4;
 /// Steps of granting a run, besides those for its frames.
 const RUN_STEPS: u32 = 2;
 
+/// Where a grant is.
+#[derive(Debug)]
+enum Stage<'a> {
+    /// Notes what the space must not take.
+    Guard(Guarding<'a>),
+    /// Finds out how much the client may have.
+    Share,
+    /// Ends stale partials that the client has begun, behind one of that age: they take up its share.
+    OwnStale { after: u64, ending: Option<EndPartial> },
+    /// Makes space.
+    Space(Space),
+    /// Grants so many frames, run by run.
+    Take(u64),
+}
+
 /// Gives a client more credit, as far as it may have more and space can be made.
 #[derive(Debug)]
-pub(super) struct Granting {
+pub(super) struct Granting<'a> {
     client: ClientId,
     frames: u64,
     need: Need,
-    space: Option<Space>,
-    /// Frames that are yet to be granted, once there is space.
-    left: Option<u64>,
+    stage: Stage<'a>,
+    /// Its own stale partials have ended.
+    cleaned: bool,
     /// How often space that was made was gone when it was to be granted.
     missed: u32,
     extents: Vec<Extent>,
 }
 
-impl Granting {
-    pub(super) fn new(client: ClientId, frames: u64, need: Need) -> Self {
+impl<'a> Granting<'a> {
+    /// So many frames, that take nothing of what is spared.
+    pub(super) fn new(client: ClientId, frames: u64, need: Need, spared: Option<Spared<'a>>) -> Self {
         Self {
             client,
             frames,
             need,
-            space: None,
-            left: None,
+            stage: spared.map_or(Stage::Share, |spared| Stage::Guard(Guarding::new(spared))),
+            cleaned: false,
             missed: 0,
             extents: Vec::new(),
         }
@@ -55,90 +75,168 @@ impl Granting {
         core: &mut Core,
         turn: &mut Turn,
     ) -> Result<Option<Vec<Extent>>, CoreError> {
-        'space: loop {
-            let space = match &mut self.space {
-                Some(space) => space,
-                None => {
-                    turn.spend(ROOM_STEPS);
-                    let wanted = self.frames.min(core.credit_room(self.client)?);
-                    if wanted == 0 {
-                        return Ok(Some(Vec::new()));
+        loop {
+            match &mut self.stage {
+                Stage::Guard(guarding) => {
+                    if !guarding.step(core, turn, self.client)? {
+                        return Ok(None);
                     }
-                    self.frames = wanted;
-                    self.space.insert(Space::new(wanted, self.need))
+                    self.stage = Stage::Share;
                 }
-            };
-            let mut left = match self.left {
-                Some(left) => left,
-                None => {
+                Stage::Share => {
+                    turn.spend(ROOM_STEPS);
+                    let (share, need) = (core.share(self.client)?, self.need);
+                    let little = share.room(need) < self.frames.min(share.chunk);
+                    if need == Need::Now && share.in_partials > 0 && little && !self.cleaned {
+                        self.cleaned = true;
+                        self.stage = Stage::OwnStale {
+                            after: 0,
+                            ending: None,
+                        };
+                        continue;
+                    }
+                    self.frames = self.frames.min(share.room(need));
+                    if self.frames == 0 {
+                        return self.nothing(core);
+                    }
+                    self.stage = Stage::Space(Space::new(Some(self.client), self.frames, need));
+                }
+                Stage::OwnStale { after, ending } => {
+                    if let Some(ended) = ending {
+                        if !ended.step(core, turn)? {
+                            return Ok(None);
+                        }
+                        *ending = None;
+                    }
+                    if turn.is_over() {
+                        return Ok(None);
+                    }
+                    turn.spend(1);
+                    let next = core.partials.next_of_clients(Some((self.client, *after)));
+                    let next = next.filter(|(_, partial)| {
+                        partial.opened.0 == self.client && core.has_waited(partial, STALE_COMMITS)
+                    });
+                    match next {
+                        Some((key, partial)) => {
+                            *after = partial.seq;
+                            if !core.is_guarded(self.client, partial.record) {
+                                *ending = EndPartial::new(core, key, Later::Welcome);
+                            }
+                        }
+                        None => self.stage = Stage::Share,
+                    }
+                }
+                Stage::Space(space) => {
                     if !space.step(core, turn)? {
                         return Ok(None);
                     }
                     let given = self.frames.min(core.pool.grantable());
-                    let nothing = given == 0 && self.extents.is_empty();
-                    core.counters.dropped_stores += u64::from(nothing && self.need == Need::Now);
-                    given
-                }
-            };
-            while left > 0 && self.extents.len() < MAX_EXTENTS {
-                self.left = Some(left);
-                if turn.is_over() {
-                    return Ok(None);
-                }
-                let last = self.extents.last().and_then(|last| last.end());
-                let run = core.pool.grant_run(self.client.slab, left, RUN_FRAMES, last)?;
-                let Some(run) = run else {
-                    // Others were granted it between two turns.
-                    if self.missed >= MISSES {
-                        break;
+                    if given == 0 && self.extents.is_empty() {
+                        // While the pool grows nothing is given up yet.
+                        core.counters.dropped_stores +=
+                            u64::from(self.need == Need::Now && !core.is_growing());
+                        return self.nothing(core);
                     }
-                    self.missed += 1;
-                    (self.space, self.left) = (Some(Space::new(left, self.need)), None);
-                    self.frames = left;
-                    continue 'space;
-                };
-                turn.spend(RUN_STEPS + frame_steps(1, run.count.into()));
-                core.client_mut(self.client)?.credit.add(run);
-                left -= u64::from(run.count);
-                match self.extents.last_mut() {
-                    Some(before) if last == Some(run.frame) => before.count += run.count,
-                    _ => self.extents.push(run),
+                    self.stage = Stage::Take(given);
+                }
+                Stage::Take(left) => {
+                    let left = *left;
+                    if left == 0 || self.extents.len() >= MAX_EXTENTS {
+                        core.unguard(self.client)?;
+                        return Ok(Some(std::mem::take(&mut self.extents)));
+                    }
+                    if turn.is_over() {
+                        return Ok(None);
+                    }
+                    self.take(core, turn, left)?;
                 }
             }
-            return Ok(Some(std::mem::take(&mut self.extents)));
         }
+    }
+
+    fn take(&mut self, core: &mut Core, turn: &mut Turn, left: u64) -> Result<(), CoreError> {
+        let last = self.extents.last().and_then(|last| last.end());
+        let run = core.pool.grant_run(self.client.slab, left, RUN_FRAMES, last)?;
+        let Some(run) = run else {
+            // Others were granted it between two turns.
+            self.missed += 1;
+            self.frames = left;
+            self.stage = match self.missed {
+                MISSES => Stage::Take(0),
+                _ => Stage::Space(Space::new(Some(self.client), left, self.need)),
+            };
+            return Ok(());
+        };
+        turn.spend(RUN_STEPS + frame_steps(1, run.count.into()));
+        core.client_mut(self.client)?.credit.add(run);
+        self.stage = Stage::Take(left - u64::from(run.count));
+        match self.extents.last_mut() {
+            Some(before) if last == Some(run.frame) => before.count += run.count,
+            _ => self.extents.push(run),
+        }
+        Ok(())
+    }
+
+    /// A step that could store nothing is a step all the same: partials that fill a client's share become stale by it.
+    fn nothing(&self, core: &mut Core) -> Result<Option<Vec<Extent>>, CoreError> {
+        core.unguard(self.client)?;
+        core.client_mut(self.client)?.commits += u64::from(self.need == Need::Now);
+        Ok(Some(Vec::new()))
     }
 }
 
-/// [`Core::grant`] in turns.
+/// [`Core::grant_for`] in turns.
 #[derive(Debug)]
-pub struct Grant {
+pub struct Grant<'a> {
     client: ClientId,
-    frames: u64,
-    granting: Option<Granting>,
+    request: GrantRequest<'a>,
+    granting: Option<Granting<'a>>,
 }
 
-impl Grant {
-    /// For a client, up to so many bytes.
+impl<'a> Grant<'a> {
+    /// For a client, up to so many bytes for what hangs under nothing.
     pub fn new(client: ClientId, bytes: u64) -> Self {
+        let request = GrantRequest {
+            bytes,
+            ..GrantRequest::default()
+        };
+        Self::asked(client, request)
+    }
+
+    /// For what a client asks.
+    pub fn asked(client: ClientId, request: GrantRequest<'a>) -> Self {
         Self {
             client,
-            frames: frames_for(bytes),
+            request,
             granting: None,
         }
     }
+
+    fn begin(&self, core: &Core) -> Result<Granting<'a>, CoreError> {
+        core.require_chunk_size()?;
+        core.attached(self.client)?;
+        let frames = frames_for(self.request.bytes);
+        if self.request.ahead {
+            let need = Need::Ahead {
+                published: core.publications,
+            };
+            let free = frames.min(core.pool.grantable());
+            return Ok(Granting::new(self.client, free, need, None));
+        }
+        let makes_room = frames > core.pool.grantable() || core.partials.frames_of(self.client) > 0;
+        let spared = makes_room.then_some(Spared::Chunks(self.request.under));
+        Ok(Granting::new(self.client, frames, Need::Now, spared))
+    }
 }
 
-impl Work for Grant {
+impl Work for Grant<'_> {
     type Answer = Vec<Extent>;
 
     fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<Vec<Extent>>, CoreError> {
         let granting = match &mut self.granting {
             Some(granting) => granting,
             None => {
-                core.require_chunk_size()?;
-                core.attached(self.client)?;
-                let granting = Granting::new(self.client, self.frames, Need::Now);
+                let granting = self.begin(core)?;
                 self.granting.insert(granting)
             }
         };
@@ -193,16 +291,26 @@ impl Work for Abort<'_> {
 }
 
 impl Core {
-    /// Grants space to write into: up to `bytes`, rounded up to whole frames. Less, and maybe nothing, when
-    /// the credit limit is reached or no space can be made: what cannot be stored is dropped, not awaited.
+    /// Grants space for what hangs under nothing: [`Core::grant_for`] with the rest left out.
     ///
-    /// One client holds at most half of the pool, all together three quarters, but each may have one object
-    /// of every group it has registered.
+    /// # Errors
+    /// As [`Core::grant_for`].
+    pub fn grant(&mut self, client: ClientId, bytes: u64) -> Result<Vec<Extent>, CoreError> {
+        finish(self, Grant::new(client, bytes))
+    }
+
+    /// Grants space to write into: up to `bytes`, rounded up to whole frames. Less, and maybe nothing, when
+    /// the client has its share or no space can be made: what cannot be stored is dropped, not awaited. Only while the pool is
+    /// being made present may asking again help. How much one client may hold is said in `credit`.
     ///
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::NotAttached`], [`CoreError::UnknownClient`].
-    pub fn grant(&mut self, client: ClientId, bytes: u64) -> Result<Vec<Extent>, CoreError> {
-        finish(self, Grant::new(client, bytes))
+    pub fn grant_for(
+        &mut self,
+        client: ClientId,
+        request: &GrantRequest<'_>,
+    ) -> Result<Vec<Extent>, CoreError> {
+        finish(self, Grant::asked(client, *request))
     }
 
     /// Takes granted space back unused: all of it or, when one frame is not granted, none.
@@ -213,17 +321,24 @@ impl Core {
         finish(self, Abort::new(client, extents))
     }
 
-    /// Frames that a client may still be granted.
-    fn credit_room(&self, client: ClientId) -> Result<u64, CoreError> {
-        let total = u64::from(self.pool.frames());
+    /// What a client holds, and what it is measured by.
+    fn share(&self, client: ClientId) -> Result<Share, CoreError> {
         let entry = self.client(client)?;
-        let held = entry.credit.frames();
-        let all: u64 = self.clients.iter().flatten().map(|c| c.credit.frames()).sum();
-        let usual = (total / 2)
-            .saturating_sub(held)
-            .min((total * 3 / 4).saturating_sub(all));
-        let one_chunk = self.chunk_frames(client)?.saturating_sub(held);
-        Ok(usual.max(one_chunk))
+        let clients = self.clients.iter().flatten();
+        let storing = clients.filter(|c| c.registration.as_ref().is_some_and(|r| r.stores));
+        let registered = entry.registration.as_ref().map(|r| r.domain);
+        let domain = registered.and_then(|domain| self.registry.get(domain));
+        let parts = domain.and_then(|domain| domain.groups.iter().map(|group| group.parts).max());
+        Ok(Share {
+            pool: self.pool.frames().into(),
+            storing: storing.count() as u64,
+            parts: parts.unwrap_or(1).into(),
+            chunk: self.chunk_frames(client)?,
+            credit: entry.credit.frames(),
+            in_partials: self.partials.frames_of(client),
+            all_credit: self.clients.iter().flatten().map(|c| c.credit.frames()).sum(),
+            all: self.pool.books().frames(Class::Granted),
+        })
     }
 
     /// Frames of one full chunk of everything that a client stores.

@@ -20,6 +20,7 @@ mod ends;
 mod error;
 mod evict;
 mod grants;
+mod guards;
 pub mod index;
 mod keeping;
 mod kept;

@@ -284,12 +284,10 @@ impl Partials {
         self.all.get_key_value(self.order.get(seq)?)
     }
 
-    /// The oldest of the next client that has begun any: the client after this one, or the first.
-    pub(super) fn oldest_of_next(&self, after: Option<ClientId>) -> Option<(&PartialKey, &Partial)> {
-        let from = match after {
-            Some(client) => Bound::Excluded((client, u64::MAX)),
-            None => Bound::Unbounded,
-        };
+    /// The next in the order of the clients that have begun them, and of each the oldest first: behind that client's of that
+    /// age, or the first of all.
+    pub(super) fn next_of_clients(&self, after: Option<(ClientId, u64)>) -> Option<(&PartialKey, &Partial)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let (_, seq) = self.of_client.range((from, Bound::Unbounded)).next()?;
         self.all.get_key_value(self.order.get(seq)?)
     }
@@ -457,8 +455,8 @@ mod tests {
         assert_eq!(youngest(([1; 16], 5), 3), None, "another domain");
         assert_eq!(youngest(([2; 16], 4), 1), None, "that one is younger");
         assert_eq!(partials.oldest_of(CLIENT).unwrap().0, &key(3, 1));
-        assert_eq!(partials.oldest_of_next(None).unwrap().0, &key(3, 1));
-        assert!(partials.oldest_of_next(Some(CLIENT)).is_none());
+        assert_eq!(partials.next_of_clients(None).unwrap().0, &key(3, 1));
+        assert!(partials.next_of_clients(Some((CLIENT, u64::MAX))).is_none());
         assert_eq!(partials.youngest(2).unwrap().0, &key(1, 2));
         assert_eq!(partials.of_record(1).unwrap().0, &key(1, 1));
         partials.take(&key(3, 1));

@@ -169,7 +169,7 @@ impl PinWords {
     }
 
     /// Logs uses, the least recent first.
-    pub(super) fn touch(&mut self, records: &[u32]) {
+    pub fn touch(&mut self, records: &[u32]) {
         // Of more than the log holds, those that go last in any case are left out.
         for record in records.iter().take(TOUCHED_WORDS) {
             let at = SLAB_TOUCHED + (self.logged % TOUCHED_WORDS as u64) as usize * 8;

@@ -21,7 +21,7 @@ pub const SLAB_CURSOR: usize = 128;
 /// Offset of the client's statistics.
 pub const SLAB_STATS: usize = 192;
 /// Words of the client's statistics.
-pub const STAT_WORDS: usize = 13;
+pub const STAT_WORDS: usize = 14;
 /// Offset of the pin words.
 pub const SLAB_PINS: usize = 4096;
 /// Number of pin words.
@@ -179,6 +179,7 @@ impl Slabs {
             requested,
             hit,
             shortened,
+            new_bytes,
         ] = words;
         ClientCounters {
             loads,
@@ -194,6 +195,7 @@ impl Slabs {
             requested,
             hit,
             shortened,
+            new_bytes,
         }
     }
 

@@ -12,7 +12,7 @@ use crate::cache::direct::{self, Direct, OtherDomain, RetrieveRequest};
 use crate::cache::index::{IndexLayout, IndexReader};
 use crate::cache::pin_words::PinWords;
 use crate::cache::slabs::SLAB_BYTES;
-use crate::cache::{DomainShape, GroupShape, LookupRequest, RetrieveAnswer};
+use crate::cache::{DomainShape, GroupShape, LookupRequest, ObjectId, RetrieveAnswer};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::pool::EpochReader;
@@ -139,6 +139,27 @@ impl Attached {
     pub(super) fn retrieve(&self, request: &RetrieveRequest<'_>) -> Option<(RetrieveAnswer, bool)> {
         let reader = IndexReader::new(&self.index, self.layout);
         direct::retrieve(&reader, request, &mut self.pins(), || self.boot_unchanged())
+    }
+
+    /// Which objects of a domain are there now, by their records; of any domain where its number is not known. A hint: they
+    /// may go at any time.
+    pub(super) fn find(&self, domain: Option<u32>, id: &wire::ObjectId) -> Option<u32> {
+        if !self.boot_unchanged() {
+            return None;
+        }
+        let id = ObjectId {
+            key: id.key,
+            group: id.group,
+        };
+        let view = IndexReader::new(&self.index, self.layout).lookup(&id)?;
+        domain
+            .is_none_or(|domain| view.domain == domain)
+            .then_some(view.record)
+    }
+
+    /// Says that records were of use. The later are the more recent.
+    pub(super) fn touch(&self, records: &[u32]) {
+        self.pins().touch(records);
     }
 
     /// Takes pins back: all of them or, where one is not held or is named twice, none.

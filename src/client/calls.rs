@@ -8,7 +8,7 @@ use super::stats::Stat;
 use super::{ClientError, Maps};
 use crate::cache::{self, LookupRequest, Tail, TailList};
 use crate::keys::ChunkKey;
-use crate::wire::{LoadItem, Lookup, LookupReply, MAX_KEYS, ObjectId, Reply, Request, TailKey};
+use crate::wire::{Grant, LoadItem, Lookup, LookupReply, MAX_KEYS, ObjectId, Reply, Request, TailKey};
 
 /// A pin: what it holds stays in the pool until it is released. It belongs to one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,6 +77,15 @@ impl Core {
             Ok((reply, session)) => Err(self.distrust(&session, &reply)),
             Err(error) => Err(error),
         }
+    }
+
+    /// Gives all space that is held for stores back.
+    pub(super) fn give_back(self: &Arc<Self>, session: &Arc<Session>) -> Result<(), ClientError> {
+        let extents = session.pool()?.credit().take_all();
+        if extents.is_empty() {
+            return Ok(());
+        }
+        self.acknowledge(Some(session), &Request::Abort { extents })
     }
 
     /// See [`super::Client::lookup`].
@@ -183,6 +192,15 @@ impl Core {
         }
         self.acknowledge(Some(&session), &Request::Release { pins })
     }
+}
+
+/// Asks for space for stores to come.
+pub(super) fn ahead(bytes: u64) -> Request {
+    Request::Grant(Grant {
+        bytes,
+        ahead: true,
+        ..Grant::default()
+    })
 }
 
 /// Answers from the memory of one connection, and counts.

@@ -1,6 +1,7 @@
 //! Granted space: which extents a client may write, and walking through the extents of a part.
 
 use crate::copy::Span;
+use crate::sync::shared::{AtomicU64, Ordering};
 use crate::wire::Extent;
 
 /// Frames that this client holds and has not yet used.
@@ -53,6 +54,27 @@ impl Credit {
     /// Takes everything.
     pub(super) fn take_all(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.free)
+    }
+}
+
+/// Counts stores, so that space which nobody uses can be told from space that is used.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    so_far: AtomicU64,
+    /// How many there had been when it was last asked.
+    seen: AtomicU64,
+}
+
+impl Uses {
+    /// One more.
+    pub(super) fn note(&self) {
+        self.so_far.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether there were none since the last time this was asked.
+    pub(super) fn none_since_last(&self) -> bool {
+        let so_far = self.so_far.load(Ordering::Relaxed);
+        self.seen.swap(so_far, Ordering::Relaxed) == so_far
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::calls::{LookupAnswer, Pin, Question};
+use super::calls::{LookupAnswer, Pin, Question, ahead};
 use super::layout::KvMemory;
 use super::populate::When;
 use super::recover;
@@ -209,7 +209,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Refused`], [`ClientError::Unavailable`].
     pub fn reserve(&self, bytes: u64) -> Result<u64, ClientError> {
-        let (reply, session) = self.core.call(None, &Request::Grant { bytes })?;
+        let (reply, session) = self.core.call(None, &ahead(bytes))?;
         let Reply::Grant { extents } = reply else {
             return Err(self.core.distrust(&session, &reply));
         };
@@ -226,11 +226,7 @@ impl Client {
         let Some(session) = self.core.session() else {
             return Ok(());
         };
-        let extents = session.pool()?.credit().take_all();
-        if extents.is_empty() {
-            return Ok(());
-        }
-        self.core.acknowledge(Some(&session), &Request::Abort { extents })
+        self.core.give_back(&session)
     }
 
     /// Drops every unpinned object of the server. False: it could not be asked.
@@ -260,6 +256,12 @@ impl Client {
     /// Counts loads that were given up before any object was named, beside those that [`Client::load`] counts itself.
     pub fn count_failed_loads(&self, loads: u64) {
         self.core.count(Stat::FailedLoads, loads);
+    }
+
+    /// Counts KV that the engine has computed for the first time and that may be stored. Beside it `stored_bytes` says how much is
+    /// stored more than once, as tails that grow and as what was evicted and computed again.
+    pub fn count_new_kv(&self, bytes: u64) {
+        self.core.count(Stat::NewBytes, bytes);
     }
 
     /// What this client counted.

@@ -3,9 +3,9 @@
 //! May import everything up to the read side of `cache`.
 //!
 //! ```text
-//! Client   public calls; any thread            (handle, store, load, tickets)
+//! Client   public calls; any thread            (handle, store, storing, load, tickets)
 //!   Core   the link, what is remembered, state (state, wanted, recover)
-//!     Session   one connection's mappings, lock byte, pins, credit (session, attached, extents, populate)
+//!     Session   one connection's mappings, lock byte, pins, credit (session, attached, extents, missing, populate)
 //!     Connection   frames over the socket, with a deadline   (connection)
 //! KvMemory  the engine's pages                 (layout)
 //! ```
@@ -25,6 +25,7 @@ mod extents;
 mod handle;
 mod layout;
 mod load;
+mod missing;
 mod populate;
 mod present;
 mod recover;
@@ -33,6 +34,7 @@ mod session;
 mod state;
 mod stats;
 mod store;
+mod storing;
 mod tickets;
 mod wanted;
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, poll};
 
 use super::ClientError;
+use super::calls::ahead;
 use super::connection::{Connection, poll_timeout};
 use super::populate::When;
 use super::session::{Session, unexpected};
@@ -48,13 +49,14 @@ pub(super) fn run(core: &Arc<Core>) {
     }
 }
 
-/// Sleeps until the connection hangs up, the client has dropped it, or the heartbeat finds another boot.
-fn watch(core: &Core, session: &Session) {
+/// Sleeps until the connection hangs up, the client has dropped it, or the heartbeat finds another boot. A heartbeat in which
+/// nothing was stored gives the space for stores back: others can make use of it, and the next store asks anew.
+fn watch(core: &Arc<Core>, session: &Arc<Session>) {
     let mut fds = [
         PollFd::new(session.stream.as_fd(), PollFlags::empty()), // a hang-up is always told
         PollFd::new(core.wake_fd().as_fd(), PollFlags::POLLIN),
     ];
-    let _ = poll(&mut fds, poll_timeout(core.config.heartbeat));
+    let woken = poll(&mut fds, poll_timeout(core.config.heartbeat));
     let [stream, _] = fds;
     let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
     drain(core);
@@ -62,6 +64,9 @@ fn watch(core: &Core, session: &Session) {
         core.degrade(session, "the server closed the connection");
     } else if !session.is_current() {
         core.degrade(session, "the server restarted");
+    } else if woken == Ok(0) && session.was_idle() {
+        // Refused or lost: then the connection is not what it was, and the next heartbeat finds it so.
+        let _ = core.give_back(session);
     }
 }
 
@@ -161,7 +166,7 @@ fn take_credit(
     if bytes == 0 {
         return Ok(());
     }
-    match connection.call(&Request::Grant { bytes }, core.deadline()) {
+    match connection.call(&ahead(bytes), core.deadline()) {
         Ok(Reply::Grant { extents }) => {
             let pool = session.pool()?;
             pool.gain(extents, When::Later);

@@ -12,7 +12,8 @@ use std::time::Instant;
 
 use super::attached::Attached;
 use super::connection::{CallError, Connection};
-use super::extents::Credit;
+use super::extents::{Credit, Uses};
+use super::missing::Missing;
 use super::populate::{Populate, Populated, When};
 use super::stats::Stat;
 use super::{ClientConfig, ClientError, Maps};
@@ -32,6 +33,8 @@ pub(super) struct PoolSide {
     memory: [HostMemory; 1],
     populate: Populate,
     credit: Mutex<Credit>,
+    uses: Uses,
+    missing: Mutex<Missing>,
     frames: u64,
     frame_bytes: u64,
     /// Last: mappings go before its lock does.
@@ -140,6 +143,11 @@ impl Session {
             .map_or(0, |pool| pool.credit().frames() * pool.frame_bytes)
     }
 
+    /// Whether nothing was stored since the last time this was asked.
+    pub(super) fn was_idle(&self) -> bool {
+        self.pool.as_ref().is_some_and(|pool| pool.uses.none_since_last())
+    }
+
     /// Counts in the statistics words of the slab, where there is one.
     pub(super) fn count(&self, stat: Stat, count: u64) {
         if let Some(attached) = &self.attached {
@@ -169,6 +177,8 @@ impl PoolSide {
             populate: Populate::new(Arc::clone(&pool), frames, frame_bytes, populated),
             memory: [HostMemory::mapped(pool)],
             credit: Mutex::default(),
+            uses: Uses::default(),
+            missing: Mutex::default(),
             frames,
             frame_bytes,
             attached: Arc::clone(attached),
@@ -195,6 +205,16 @@ impl PoolSide {
 
     pub(super) fn credit(&self) -> MutexGuard<'_, Credit> {
         self.credit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a store begins or ends.
+    pub(super) fn note_use(&self) {
+        self.uses.note();
+    }
+
+    /// What could not be stored.
+    pub(super) fn missing(&self) -> MutexGuard<'_, Missing> {
+        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes what the server granted, as far as it lies in the pool.

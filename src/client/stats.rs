@@ -20,13 +20,14 @@ pub(super) enum Stat {
     Requested = 10,
     Hit = 11,
     Shortened = 12,
-    Lookups = 13,
-    DegradedLookups = 14,
-    Reconnects = 15,
-    DegradedMs = 16,
+    NewBytes = 13,
+    Lookups = 14,
+    DegradedLookups = 15,
+    Reconnects = 16,
+    DegradedMs = 17,
 }
 
-const STATS: usize = 17;
+const STATS: usize = 18;
 
 impl Stat {
     /// Where the counter is in the slab.
@@ -51,6 +52,7 @@ const REPORTED: [Stat; STAT_WORDS] = [
     Stat::Requested,
     Stat::Hit,
     Stat::Shortened,
+    Stat::NewBytes,
 ];
 
 /// The counters of a client, over all its connections.
@@ -105,6 +107,7 @@ impl Counters {
             credit_bytes,
             populated_bytes: populated.bytes.load(Ordering::Relaxed),
             unpopulated_bytes: populated.left_bytes.load(Ordering::Relaxed),
+            new_bytes: self.value(Stat::NewBytes),
         }
     }
 }
@@ -144,4 +147,6 @@ pub struct ClientStats {
     pub populated_bytes: u64,
     /// Granted pool space for which that was not done: stores take a fault for each of its pages.
     pub unpopulated_bytes: u64,
+    /// Bytes of KV that the engine said it had computed for the first time: see [`super::Client::count_new_kv`].
+    pub new_bytes: u64,
 }

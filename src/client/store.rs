@@ -2,18 +2,13 @@
 
 use std::sync::Arc;
 
-use super::extents::ExtentCursor;
 use super::layout::{Holding, KvMemory, ObjectGroupPages};
-use super::populate::When;
-use super::session::{PoolSide, Session};
 use super::stats::Stat;
+use super::storing::Storing;
 use super::wanted::Registered;
 use super::{Client, ClientError};
-use crate::copy::{CopyEngine, SummedPlan};
 use crate::keys::ChunkKey;
-use crate::wire::{
-    Commit, CommitOutcome, ErrorCode, Extent, GroupKind, MAX_ITEMS, ObjectId, Reply, Request, StoreItem,
-};
+use crate::wire::{CommitOutcome, GroupKind, MAX_ITEMS, ObjectId};
 
 /// One part of one object to store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,25 +73,17 @@ impl From<CommitOutcome> for StoreOutcome {
 }
 
 /// A store that has passed its checks.
-struct Checked<'a> {
-    request: &'a StoreRequest,
-    bytes: u64,
+pub(super) struct Checked<'a> {
+    pub(super) request: &'a StoreRequest,
+    pub(super) bytes: u64,
     /// The first token from which on no block is null.
-    held_from: u32,
-}
-
-/// One commit's worth of items, with the space that was found for each.
-#[derive(Default)]
-struct Batch {
-    items: Vec<StoreItem>,
-    extents: Vec<Extent>,
-    /// Position in the call, for each item.
-    positions: Vec<usize>,
+    pub(super) held_from: u32,
 }
 
 impl Client {
     /// Copies the parts out of KV memory into the pool and publishes them: one commit, unless the space held is less
-    /// than they need; then as many as it takes. `supersedes` names tails that are needless afterwards. The blocks may
+    /// than they need; then as many as it takes. What the index shows to be there already is not copied, nor what hangs under
+    /// something that there was no room for. `supersedes` names tails that are needless afterwards. The blocks may
     /// be reused when this returns.
     ///
     /// # Errors
@@ -129,23 +116,18 @@ impl Client {
             });
         }
         let checked = check(&memory, &registered, requests)?;
-        let mut outcomes = vec![StoreOutcome::Unavailable; requests.len()];
+        let (mut outcomes, mut copied) = (vec![StoreOutcome::Unavailable; requests.len()], Vec::new());
         if let Some(session) = self.core.session() {
             session.pool()?;
-            let mut store = Storing {
-                client: self,
-                memory: &memory,
-                registered: &registered,
-                session: &session,
-                supersedes,
-                outcomes: &mut outcomes,
-            };
+            let parts = requests.len();
+            let mut store = Storing::new(self, &memory, &registered, &session, supersedes, parts);
             match store.run(&checked) {
                 Ok(()) | Err(ClientError::Unavailable { .. }) => {}
                 Err(error) => return Err(error),
             }
+            (outcomes, copied) = (store.outcomes, store.copied);
         }
-        self.count_stores(&checked, &outcomes);
+        self.count_stores(&checked, &outcomes, &copied);
         Ok(outcomes)
     }
 
@@ -164,16 +146,17 @@ impl Client {
         }))
     }
 
-    fn count_stores(&self, checked: &[Checked<'_>], outcomes: &[StoreOutcome]) {
+    fn count_stores(&self, checked: &[Checked<'_>], outcomes: &[StoreOutcome], copied: &[bool]) {
         let (mut stores, mut bytes, mut dropped) = (0, 0, 0);
-        for (item, outcome) in checked.iter().zip(outcomes) {
+        for (position, (item, outcome)) in checked.iter().zip(outcomes).enumerate() {
             match outcome {
                 _ if item.request.blocks.is_none() => {}
                 StoreOutcome::Dropped | StoreOutcome::Unavailable => dropped += 1,
-                _ => {
+                _ if copied.get(position) == Some(&true) => {
                     stores += 1;
                     bytes += item.bytes;
                 }
+                _ => {}
             }
         }
         for (stat, count) in [
@@ -261,160 +244,4 @@ pub(super) fn part_of(
         .then(|| unit_bytes.checked_mul(tokens / alignment))
         .flatten();
     Ok((Holding::Tokens(tokens), bytes))
-}
-
-/// One call of [`Client::store`] on one session.
-struct Storing<'a> {
-    client: &'a Client,
-    memory: &'a KvMemory,
-    registered: &'a Registered,
-    session: &'a Arc<Session>,
-    supersedes: &'a [ObjectId],
-    outcomes: &'a mut [StoreOutcome],
-}
-
-impl Storing<'_> {
-    fn run(&mut self, checked: &[Checked<'_>]) -> Result<(), ClientError> {
-        let pool = self.session.pool()?;
-        let frames = |item: &Checked<'_>| item.bytes.div_ceil(pool.frame_bytes());
-        let mut next = 0;
-        while next < checked.len() {
-            let wanted: u64 = checked[next..].iter().map(frames).sum();
-            let held = pool.credit().frames();
-            if held < wanted {
-                self.ask_for((wanted - held).saturating_mul(pool.frame_bytes()))?;
-            }
-            let mut batch = Batch::default();
-            while next < checked.len() && self.reserve(pool, &mut batch, next, &checked[next]) {
-                next += 1;
-            }
-            if batch.items.is_empty() {
-                // Not even this one fits what the server gives, for which it has ended other ranks' parts of it as well.
-                self.outcomes[next] = StoreOutcome::Dropped;
-                next += 1;
-                continue;
-            }
-            self.gather(pool, &mut batch, checked)?;
-            let left: u64 = checked[next..].iter().map(frames).sum();
-            self.commit(pool, batch, left * pool.frame_bytes())?;
-        }
-        Ok(())
-    }
-
-    /// Asks for more space. Less than asked for, or none, is for the caller to notice.
-    fn ask_for(&self, bytes: u64) -> Result<(), ClientError> {
-        match self
-            .client
-            .core
-            .call(Some(self.session), &Request::Grant { bytes })
-        {
-            Ok((Reply::Grant { extents }, session)) => {
-                let pool = session.pool()?;
-                pool.gain(extents, When::Now);
-                Ok(())
-            }
-            Ok((reply, session)) => Err(self.client.core.distrust(&session, &reply)),
-            Err(ClientError::Refused(error)) if error.code == ErrorCode::LimitExceeded => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Finds room for one item among the credit; false if there is none.
-    fn reserve(&self, pool: &PoolSide, batch: &mut Batch, position: usize, item: &Checked<'_>) -> bool {
-        let request = item.request;
-        let first_extent = batch.extents.len() as u32;
-        let mut extent_count = 0;
-        if request.blocks.is_some() {
-            let Some(extents) = pool.credit().take(item.bytes.div_ceil(pool.frame_bytes())) else {
-                return false;
-            };
-            extent_count = extents.len() as u32;
-            batch.extents.extend(extents);
-        }
-        batch.items.push(StoreItem {
-            id: request.id,
-            parent: request.parent,
-            skipped: request.blocks.is_none(),
-            part: request.part,
-            tokens: request.tokens,
-            held_from: item.held_from,
-            bytes: item.bytes,
-            checksum: 0,
-            first_extent,
-            extent_count,
-        });
-        batch.positions.push(position);
-        true
-    }
-
-    /// Copies all pages of a batch with one plan, and notes the checksums.
-    fn gather(&self, pool: &PoolSide, batch: &mut Batch, checked: &[Checked<'_>]) -> Result<(), ClientError> {
-        let mut plan = SummedPlan::new();
-        for (item, &position) in batch.items.iter().zip(&batch.positions) {
-            if let Some(lists) = &checked[position].request.blocks {
-                let object = self.memory.group(item.id.group)?;
-                let mut cursor = ExtentCursor::new(item.extents(&batch.extents), pool.frame_bytes());
-                self.memory.gather(&mut plan, object, lists, &mut cursor);
-            }
-        }
-        // The copy ends in a store fence, so the commit finds all bytes in place.
-        let engine = CopyEngine::detect();
-        let checksums = match self.client.core.config.checksums {
-            true => engine.execute_summed(&plan, self.memory.regions(), pool.memory()),
-            false => engine
-                .execute(&plan.unsummed(), self.memory.regions(), pool.memory())
-                .map(|_| Vec::new()),
-        };
-        if checksums.is_err() {
-            pool.credit().add(batch.extents.iter().copied());
-        }
-        let stored = batch.items.iter_mut().filter(|item| !item.skipped);
-        for (item, checksum) in stored.zip(checksums?) {
-            item.checksum = checksum;
-        }
-        Ok(())
-    }
-
-    /// Publishes a batch. The reply brings the space for the `left` bytes that are still to come, or the credit that is held
-    /// between calls: more than that would lie idle.
-    fn commit(&mut self, pool: &PoolSide, batch: Batch, left: u64) -> Result<(), ClientError> {
-        let last = left == 0;
-        let request = Request::Commit(Commit {
-            domain_seed: self.registered.seed,
-            items: batch.items,
-            extents: batch.extents,
-            supersedes: if last {
-                self.supersedes.to_vec()
-            } else {
-                Vec::new()
-            },
-            credit_bytes: self.client.core.config.credit_bytes.max(left),
-        });
-        let (reply, session) = match self.client.core.call(Some(self.session), &request) {
-            Ok(answered) => answered,
-            Err(ClientError::Refused(error)) if !error.code.refuses_whole_commit() => {
-                // The two sides disagree about this client's space, or some of it may hold objects by now: start anew rather
-                // than write into it again.
-                let reason = format!("the server refused a commit: {error}");
-                self.client.core.degrade(self.session, &reason);
-                return Err(ClientError::unavailable(reason));
-            }
-            Err(error) => {
-                if let (ClientError::Refused(_), Request::Commit(commit)) = (&error, request) {
-                    pool.credit().add(commit.extents); // refused as a whole: still ours
-                }
-                return Err(error);
-            }
-        };
-        match reply {
-            Reply::Commit(reply) if reply.outcomes.len() == batch.positions.len() => {
-                for (position, outcome) in batch.positions.into_iter().zip(reply.outcomes) {
-                    self.outcomes[position] = outcome.into();
-                }
-                pool.gain(reply.granted, if last { When::Later } else { When::Now });
-                Ok(())
-            }
-            reply => Err(self.client.core.distrust(&session, &reply)),
-        }
-    }
 }

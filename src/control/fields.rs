@@ -67,11 +67,13 @@ pub enum Counter {
     Pinned = 10,
     /// Bytes held back until their writer is known to be gone.
     Quarantined = 11,
+    /// Bytes that are yet to be made present; 0 once no more will be. Until then space that cannot be granted may be later.
+    PrefaultLeft = 12,
 }
 
 impl Counter {
     /// All of them, in the order of the region.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::RequestedChunks,
         Self::HitChunks,
         Self::MissChunks,
@@ -84,6 +86,7 @@ impl Counter {
         Self::Granted,
         Self::Pinned,
         Self::Quarantined,
+        Self::PrefaultLeft,
     ];
 
     /// The name used in status output and metrics.
@@ -101,6 +104,7 @@ impl Counter {
             Self::Granted => "granted",
             Self::Pinned => "pinned",
             Self::Quarantined => "quarantined",
+            Self::PrefaultLeft => "prefault_left",
         }
     }
 }

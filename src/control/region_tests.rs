@@ -56,8 +56,8 @@ fn the_bytes_are_as_documented() {
     assert!(word(64) > 0);
     assert_eq!(word(128), 0x8000_0000_0000_0440);
     assert_eq!(word(192), 2);
-    let counters: Vec<u64> = (256..352).step_by(8).map(word).collect();
-    assert_eq!(counters, (100..112).collect::<Vec<u64>>());
+    let counters: Vec<u64> = (256..360).step_by(8).map(word).collect();
+    assert_eq!(counters, (100..113).collect::<Vec<u64>>());
     for at in [1024, 3040] {
         assert_eq!(bytes[at..at + 16], id[..16]);
     }
@@ -67,7 +67,7 @@ fn the_bytes_are_as_documented() {
         64..72,
         128..136,
         192..200,
-        256..352,
+        256..360,
         1024..1048,
         3040..3064,
     ];
@@ -77,7 +77,14 @@ fn the_bytes_are_as_documented() {
     assert_eq!(names[..3], ["requested_chunks", "hit_chunks", "miss_chunks"]);
     assert_eq!(
         names[7..],
-        ["prefaulted", "used", "granted", "pinned", "quarantined"]
+        [
+            "prefaulted",
+            "used",
+            "granted",
+            "pinned",
+            "quarantined",
+            "prefault_left"
+        ]
     );
 }
 

@@ -12,7 +12,7 @@ use super::status::{self, SessionInfo};
 use crate::cache::turn::{Progress, Turn, Work};
 use crate::cache::{
     Abort, Clear, ClientId, ClientInfo, CommitRequest, Committing, Core, Discard, EndingSession, Grant,
-    Looking, LookupRequest, Register, Releasing, Retrieving, TailList, Unregister,
+    GrantRequest, Looking, LookupRequest, Register, Releasing, Retrieving, TailList, Unregister,
 };
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
@@ -230,10 +230,15 @@ async fn handle(
             let client = client_of(server, session)?;
             ack(work(server, EndingSession::new(client, label), turn).await)
         }
-        Request::Grant { bytes } => {
+        Request::Grant(request) => {
             require_bound(server, session)?;
             let client = client_of(server, session)?;
-            let extents = work(server, Grant::new(client, bytes), turn).await?;
+            let request = GrantRequest {
+                bytes: request.bytes,
+                under: &request.under,
+                ahead: request.ahead,
+            };
+            let extents = work(server, Grant::asked(client, request), turn).await?;
             let bytes = size_of_val(extents.as_slice());
             let extents = server
                 .offload
@@ -281,7 +286,7 @@ fn takes_something_new(request: &Request) -> bool {
             | Request::RegisterKvCache(_)
             | Request::Lookup(_)
             | Request::Retrieve(_)
-            | Request::Grant { .. }
+            | Request::Grant(_)
     )
 }
 

@@ -116,7 +116,11 @@ impl Server {
 
     /// Stores the core's totals where clients can read them.
     pub(super) fn publish_counters(&self) {
-        let (counters, pool) = self.core().counters();
+        let (counters, pool, growing) = {
+            let core = self.core();
+            let (counters, pool) = core.counters();
+            (counters, pool, core.is_growing())
+        };
         let values = [
             (Counter::RequestedChunks, counters.requested),
             (Counter::HitChunks, counters.hit),
@@ -130,6 +134,10 @@ impl Server {
             (Counter::Granted, pool.granted),
             (Counter::Pinned, pool.pinned),
             (Counter::Quarantined, pool.quarantined),
+            (
+                Counter::PrefaultLeft,
+                if growing { pool.total - pool.prefaulted } else { 0 },
+            ),
         ];
         for (counter, value) in values {
             self.control.counter(counter).store(value, Ordering::Relaxed);

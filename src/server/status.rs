@@ -147,6 +147,7 @@ fn head(server: &Server, status: &CoreStatus) -> Value {
         "counters": counters(status),
         "reported": reported(&status.reported),
         "connections": server.connections(),
+        "store_amplification": amplification(&status.reported),
     })
 }
 
@@ -284,6 +285,7 @@ fn reported(counters: &ClientCounters) -> Value {
         "requested": counters.requested,
         "hit": counters.hit,
         "shortened": counters.shortened,
+        "new_bytes": counters.new_bytes,
     })
 }
 
@@ -292,6 +294,12 @@ fn shown(text: &str) -> &str {
     let fits = |end: &usize| text.is_char_boundary(*end);
     let end = (0..=TEXT_BYTES.min(text.len())).rev().find(fits);
     &text[..end.unwrap_or(0)]
+}
+
+/// Bytes stored per byte of KV that was computed for the first time; null where no client says what it computed.
+fn amplification(counters: &ClientCounters) -> Option<f64> {
+    let ratio = counters.stored_bytes as f64 / counters.new_bytes as f64;
+    (counters.new_bytes > 0).then(|| (ratio * 1000.0).round() / 1000.0)
 }
 
 fn group_kind(kind: GroupKind) -> &'static str {

@@ -122,10 +122,7 @@ fn request_body(b: &mut Builder, request: &Request) -> (fb::RequestBody, WIPOffs
                 fb::EndSession::create(b, &args).as_union_value(),
             )
         }
-        Request::Grant { bytes } => {
-            let args = fb::GrantArgs { bytes: *bytes };
-            (Body::Grant, fb::Grant::create(b, &args).as_union_value())
-        }
+        Request::Grant(grant) => (Body::Grant, grant_body(b, grant)),
         Request::Commit(commit) => (Body::Commit, commit_body(b, commit)),
         Request::Abort { extents } => {
             let extents = Some(extent_vector(b, extents));
@@ -241,6 +238,16 @@ fn retrieve_body(b: &mut Builder, retrieve: &Retrieve) -> WIPOffset<UnionWIPOffs
         ids: Some(b.create_vector_from_iter(retrieve.ids.iter().map(object_id))),
     };
     fb::Retrieve::create(b, &args).as_union_value()
+}
+
+fn grant_body(b: &mut Builder, grant: &Grant) -> WIPOffset<UnionWIPOffset> {
+    let under = &grant.under;
+    let args = fb::GrantArgs {
+        bytes: grant.bytes,
+        under: (!under.is_empty()).then(|| b.create_vector_from_iter(under.iter().map(hash))),
+        ahead: grant.ahead,
+    };
+    fb::Grant::create(b, &args).as_union_value()
 }
 
 fn commit_body(b: &mut Builder, commit: &Commit) -> WIPOffset<UnionWIPOffset> {

@@ -6291,6 +6291,8 @@ pub mod kvasir {
 
         impl<'a> Grant<'a> {
             pub const VT_BYTES: ::flatbuffers::VOffsetT = 4;
+            pub const VT_UNDER: ::flatbuffers::VOffsetT = 6;
+            pub const VT_AHEAD: ::flatbuffers::VOffsetT = 8;
 
             #[inline]
             pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -6299,10 +6301,14 @@ pub mod kvasir {
             #[allow(unused_mut)]
             pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
                 _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
-                args: &'args GrantArgs,
+                args: &'args GrantArgs<'args>,
             ) -> ::flatbuffers::WIPOffset<Grant<'bldr>> {
                 let mut builder = GrantBuilder::new(_fbb);
                 builder.add_bytes(args.bytes);
+                if let Some(x) = args.under {
+                    builder.add_under(x);
+                }
+                builder.add_ahead(args.ahead);
                 builder.finish()
             }
 
@@ -6312,6 +6318,29 @@ pub mod kvasir {
                 // Created from valid Table for this object
                 // which contains a valid value in this slot
                 unsafe { self._tab.get::<u64>(Grant::VT_BYTES, Some(0)).unwrap() }
+            }
+            /// Keys of the chunks that what is to be stored hangs under, as far as it does not bring them along: neither they nor
+            /// what they hang under is evicted for it.
+            #[inline]
+            pub fn under(&self) -> Option<::flatbuffers::Vector<'a, Hash32>> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, Hash32>>>(
+                            Grant::VT_UNDER,
+                            None,
+                        )
+                }
+            }
+            /// For stores to come: nothing is evicted for it.
+            #[inline]
+            pub fn ahead(&self) -> bool {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<bool>(Grant::VT_AHEAD, Some(false)).unwrap() }
             }
         }
 
@@ -6323,17 +6352,29 @@ pub mod kvasir {
             ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
                 v.visit_table(pos)?
                     .visit_field::<u64>("bytes", Self::VT_BYTES, false)?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, Hash32>>>(
+                        "under",
+                        Self::VT_UNDER,
+                        false,
+                    )?
+                    .visit_field::<bool>("ahead", Self::VT_AHEAD, false)?
                     .finish();
                 Ok(())
             }
         }
-        pub struct GrantArgs {
+        pub struct GrantArgs<'a> {
             pub bytes: u64,
+            pub under: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, Hash32>>>,
+            pub ahead: bool,
         }
-        impl<'a> Default for GrantArgs {
+        impl<'a> Default for GrantArgs<'a> {
             #[inline]
             fn default() -> Self {
-                GrantArgs { bytes: 0 }
+                GrantArgs {
+                    bytes: 0,
+                    under: None,
+                    ahead: false,
+                }
             }
         }
 
@@ -6345,6 +6386,15 @@ pub mod kvasir {
             #[inline]
             pub fn add_bytes(&mut self, bytes: u64) {
                 self.fbb_.push_slot::<u64>(Grant::VT_BYTES, bytes, 0);
+            }
+            #[inline]
+            pub fn add_under(&mut self, under: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b, Hash32>>) {
+                self.fbb_
+                    .push_slot_always::<::flatbuffers::WIPOffset<_>>(Grant::VT_UNDER, under);
+            }
+            #[inline]
+            pub fn add_ahead(&mut self, ahead: bool) {
+                self.fbb_.push_slot::<bool>(Grant::VT_AHEAD, ahead, false);
             }
             #[inline]
             pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> GrantBuilder<'a, 'b, A> {
@@ -6365,6 +6415,8 @@ pub mod kvasir {
             fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
                 let mut ds = f.debug_struct("Grant");
                 ds.field("bytes", &self.bytes());
+                ds.field("under", &self.under());
+                ds.field("ahead", &self.ahead());
                 ds.finish()
             }
         }

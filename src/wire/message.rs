@@ -35,10 +35,7 @@ pub enum Request {
         session: u64,
     },
     /// Asks for space to write into.
-    Grant {
-        /// How much.
-        bytes: u64,
-    },
+    Grant(Grant),
     /// Publishes what a step stored.
     Commit(Commit),
     /// Gives granted space back unused.
@@ -520,6 +517,28 @@ pub struct StoreItem {
     pub first_extent: u32,
     /// How many extents it has.
     pub extent_count: u32,
+}
+
+/// Asks for space to write into.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grant {
+    /// How much.
+    pub bytes: u64,
+    /// Keys of the chunks that what is to be stored hangs under, as far as it does not bring them along. Neither they nor
+    /// what they hang under is evicted for it.
+    pub under: Vec<ChunkKey>,
+    /// For stores to come: nothing is evicted for it.
+    pub ahead: bool,
+}
+
+impl Grant {
+    /// So many bytes for what hangs under nothing yet.
+    pub fn of(bytes: u64) -> Self {
+        Self {
+            bytes,
+            ..Self::default()
+        }
+    }
 }
 
 /// Publishes everything that one step stored.

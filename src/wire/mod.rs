@@ -8,11 +8,11 @@
 //! whether an extent belongs to the peer is for the cache to say.
 //!
 //! ```
-//! use kvasir::wire::{Encoder, Request, decode_request};
+//! use kvasir::wire::{Encoder, Grant, Request, decode_request};
 //!
 //! let mut encoder = Encoder::new();
-//! let frame = encoder.request(7, &Request::Grant { bytes: 1 << 20 })?;
-//! assert_eq!(decode_request(frame)?, (7, Request::Grant { bytes: 1 << 20 }));
+//! let frame = encoder.request(7, &Request::Grant(Grant::of(1 << 20)))?;
+//! assert_eq!(decode_request(frame)?, (7, Request::Grant(Grant::of(1 << 20))));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -42,10 +42,10 @@ pub use encode::{EncodeError, Encoder};
 pub use error::{BadFrame, DecodeError, ErrorCode, WireError};
 pub use frame::{FrameError, FrameReader, PREFIX_BYTES};
 pub use message::{
-    Commit, CommitOutcome, CommitReply, Domain, DomainShape, Extent, GroupKind, GroupShape, GroupSpan, Hello,
-    HelloReply, LoadItem, Lookup, LookupReply, Negotiate, NegotiateReply, ObjectGroup, ObjectId, PartPlace,
-    PayloadPath, PeerKind, Region, RegionKind, RegisterKvCache, RegisterReply, Reply, Request, Retrieve,
-    RetrieveReply, StoreItem, TailKey,
+    Commit, CommitOutcome, CommitReply, Domain, DomainShape, Extent, Grant, GroupKind, GroupShape, GroupSpan,
+    Hello, HelloReply, LoadItem, Lookup, LookupReply, Negotiate, NegotiateReply, ObjectGroup, ObjectId,
+    PartPlace, PayloadPath, PeerKind, Region, RegionKind, RegisterKvCache, RegisterReply, Reply, Request,
+    Retrieve, RetrieveReply, StoreItem, TailKey,
 };
 
 /// The version that both sides of a connection have to speak.

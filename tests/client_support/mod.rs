@@ -304,6 +304,7 @@ impl Engine {
     ) -> Self {
         let mut config = ClientConfig::new(place.socket(), PeerKind::Worker, "test engine", [instance; 16]);
         config.deadline = Duration::from_secs(20);
+        config.credit_bytes = 1 << 20;
         configure(&mut config);
         let engine = Self::with_config(config, shape);
         engine.client.negotiate(shape.negotiation()).unwrap();
@@ -322,11 +323,11 @@ impl Engine {
         let mut config = ClientConfig::new(place.socket(), PeerKind::Worker, "test engine", [instance; 16]);
         config.deadline = deadline;
         config.heartbeat = heartbeat;
+        config.credit_bytes = 1 << 20;
         Self::with_config(config, shape)
     }
 
-    fn with_config(mut config: ClientConfig, shape: &Shape) -> Self {
-        config.credit_bytes = 1 << 20;
+    fn with_config(config: ClientConfig, shape: &Shape) -> Self {
         let client = Client::new(config).unwrap();
         let memory: Vec<_> = shape.regions.iter().map(|&bytes| mapping(bytes)).collect();
         let regions = memory

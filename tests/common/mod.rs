@@ -348,7 +348,7 @@ impl RawClient {
     }
 
     pub fn grant(&mut self, bytes: u64) -> Vec<Extent> {
-        match self.call(&Request::Grant { bytes }) {
+        match self.call(&Request::Grant(Grant::of(bytes))) {
             Reply::Grant { extents } => extents,
             other => panic!("{other:?}"),
         }

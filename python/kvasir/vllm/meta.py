@@ -96,6 +96,8 @@ class Stores:
     """Tails that these runs make needless: (key, object group)."""
     may_exist: list[int] = dataclasses.field(default_factory=list)
     """Places of the runs whose objects the server may have already. Workers ask before they copy them."""
+    new_tokens: int = 0
+    """Tokens whose KV the engine has computed for the first time since the last plan, of requests that store."""
 
     def only(self, groups: Container[int]) -> Stores:
         """What of this belongs to these object groups."""
@@ -106,6 +108,7 @@ class Stores:
             owners=[self.owners[at] for at in kept],
             supersedes=[one for one in self.supersedes if one[1] in groups],
             may_exist=[places[at] for at in self.may_exist if at in places],
+            new_tokens=self.new_tokens,
         )
 
     def add(self, run: StoreRun, may_exist: bool = False) -> None:

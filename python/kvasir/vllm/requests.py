@@ -40,7 +40,7 @@ class RequestState:
     """One request, from its arrival to its end. Keys are computed once; answers of the server are never kept."""
 
     __slots__ = (
-        "bypass", "chain", "covered", "failed", "grown", "hashed", "held_pin", "loaded", "next_chunk",
+        "bypass", "chain", "covered", "failed", "furthest", "grown", "hashed", "held_pin", "loaded", "next_chunk",
         "no_load", "no_store", "offer", "pending", "prompt_tail_done", "reach", "recheck", "request", "resets",
         "served", "session", "tail_end", "unit",
     )  # fmt: skip
@@ -76,6 +76,8 @@ class RequestState:
         """Tokens up to which tails were planned."""
         self.grown: tuple[int, int] | None = None
         """(chunk, tokens) of the newest tail that holds generated tokens."""
+        self.furthest: int | None = None
+        """Tokens whose KV has been computed or was found so far, however often: what is beyond is new. None before the first step."""
         self.recheck = False
         """The server lost part of the chain: ask again what it has before storing."""
         self.resets = 0
@@ -100,6 +102,12 @@ class RequestState:
         self.prompt_tail_done = False
         self.tail_end = 0
         self.grown = None
+
+    def count_new(self, reached: int) -> int:
+        """How many tokens up to `reached` have been computed for the first time since this was asked last."""
+        before = self.furthest or 0
+        self.furthest = max(before, reached)
+        return self.furthest - before
 
     @property
     def known_tokens(self) -> int:

@@ -292,6 +292,8 @@ class SchedulerRole:
             offers = handed.get(step.request_id, ())
             if state is None or state.bypass or state.no_store:
                 continue
+            if state.furthest is None:
+                state.furthest = step.computed  # what a request begins with is nothing new
             if not offers and planner.is_up_to_date(state, step.reached):
                 continue
             if state.pending is not None or state.recheck:
@@ -303,7 +305,7 @@ class SchedulerRole:
                 continue
             states = states_of_step(self._geometry, table, step.reached, offers, step.settled)
             planner.plan(state, self._seed, table, step.reached, states, out)
-        return out if out.runs else None
+        return out if out.runs or out.new_tokens else None  # what is new is counted also where nothing is stored
 
     def _learn(self, state: RequestState) -> None:
         """Asks what the server has of this request, without pinning anything."""

@@ -16,9 +16,10 @@ from kvasir.vllm.meta import StoreRun, Stores
 from kvasir.vllm.requests import RequestState
 from kvasir.vllm.runs import Lists, Table, cut
 
-# While tokens are generated the tail of the current chunk is stored at most this many times before the chunk is full,
-# each copy superseding the one before. That bounds the extra bytes to about four times the generated ones.
-TAILS_PER_CHUNK = 8
+# While tokens are generated the tail of the current chunk is stored when it is an eighth, a quarter and a half of the
+# chunk, each copy superseding the one before. Together they hold less than the chunk, so what is generated is written
+# less than twice.
+TAIL_PARTS = (8, 4, 2)
 
 # Boundary in tokens -> {KV cache group: block that holds the state when the step is done}
 States = dict[int, dict[int, int]]
@@ -60,7 +61,7 @@ class StorePlanner:
         self._chunk_size = chunk_size
         self._prompt_only = prompt_only
         unit = geometry.alignment
-        self._tail_step = unit * -(-chunk_size // (unit * TAILS_PER_CHUNK))
+        self._tail_lengths = sorted({chunk_size // (unit * part) * unit for part in TAIL_PARTS} - {0})
         self._attention = [group for group in geometry.object_groups if not group.recurrent]
 
     def limit(self, state: RequestState, reached: int) -> int:
@@ -85,6 +86,7 @@ class StorePlanner:
         limit = self.limit(state, reached)
         unit = limit // self._geometry.alignment
         state.unit = unit
+        out.new_tokens += state.count_new(limit)
         chain = state.chain_to(unit * self._geometry.alignment, seed, self._chunk_size)
         before = len(out.runs)
         self._plan_chunks(state, chain, table, range(state.next_chunk, limit // self._chunk_size), out)
@@ -142,7 +144,7 @@ class StorePlanner:
             return
         growing, state.prompt_tail_done = state.prompt_tail_done, True
         chunk, tokens = divmod(limit if growing else prompt, self._chunk_size)
-        tokens -= tokens % (self._tail_step if growing else self._geometry.alignment)
+        tokens = self._grown_length(tokens) if growing else tokens - tokens % self._geometry.alignment
         if not tokens or state.tail_end >= chunk * self._chunk_size + tokens:
             return
         state.tail_end = chunk * self._chunk_size + tokens
@@ -152,6 +154,10 @@ class StorePlanner:
                 stored |= self._add(state, out, chain, group, table, range(chunk, chunk + 1), tokens)
         if growing and stored:
             self._grow(state, chain, chunk, tokens, out)
+
+    def _grown_length(self, tokens: int) -> int:
+        """How much of a chunk is stored as a tail when so many of its tokens are there, the last of them generated."""
+        return max((length for length in self._tail_lengths if length <= tokens), default=0)
 
     def _grow(self, state: RequestState, chain: KeyChain, chunk: int, tokens: int, out: Stores) -> None:
         """A longer tail of generated tokens makes the one before needless."""
@@ -180,13 +186,17 @@ class StorePlanner:
             return
         if tokens:
             key = chain.tail_key(chunk, tokens)
-            stored = [
-                self._add(state, out, chain, attention, table, range(chunk, chunk + 1), tokens)
-                for attention in self._attention
-            ]
-            if any(stored) and boundary > state.request.num_prompt_tokens:
-                # The states stay: the front of a longer tail, or of the whole chunk, serves them.
-                self._grow(state, chain, chunk, tokens, out)
+            growing = boundary > state.request.num_prompt_tokens
+            # Between two lengths of tails the state alone: attention comes with the next tail, or with the chunk.
+            if not growing or chunk * self._chunk_size + self._grown_length(tokens) > state.tail_end:
+                state.tail_end = boundary
+                stored = [
+                    self._add(state, out, chain, attention, table, range(chunk, chunk + 1), tokens)
+                    for attention in self._attention
+                ]
+                if any(stored) and growing:
+                    # The states stay: the front of a longer tail, or of the whole chunk, serves them.
+                    self._grow(state, chain, chunk, tokens, out)
         else:
             chunk, tokens = chunk - 1, self._chunk_size
             key = chain.chunk_key(chunk)

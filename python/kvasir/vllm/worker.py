@@ -212,6 +212,7 @@ class WorkerRole:
         if stores is None or self._layout is None:
             return
         stores = stores.only({group for group, own in enumerate(self._rank.groups) if own.stores})
+        self._count_new(stores)
         if not stores.runs:
             return
         if suspect:
@@ -229,6 +230,16 @@ class WorkerRole:
             self._skip(stores)
             return
         self._orphaned.update(owner for owner, names in zip(stores.owners, outcomes) if "no_parent" in names)
+
+    def _count_new(self, stores: Stores) -> None:
+        """Counts the KV of new tokens, as far as this rank stores it, and the states that are there for this step only."""
+        groups = [group for group, own in zip(self._geometry.object_groups, self._rank.groups) if own.stores]
+        unit = sum(group.unit_bytes for group in groups if not group.recurrent)
+        states = {group.index: group.unit_bytes for group in groups if group.recurrent}
+        new = stores.new_tokens * unit // self._geometry.alignment
+        new += sum(states[run.group] * len(run.each_key()) for run in stores.runs if run.group in states)
+        if new:
+            self._client.count_new_kv(new)
 
     def _without_known(self, stores: Stores) -> Stores:
         """The same, but without blocks for objects that the server has already."""

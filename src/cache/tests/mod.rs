@@ -6,6 +6,7 @@ mod groups;
 mod partials;
 mod pins;
 mod random;
+mod room;
 mod shapes;
 mod slices;
 mod store;

@@ -87,7 +87,7 @@ enum Op {
 /// A request that is being worked on. What it names lives as long as the test.
 #[derive(Debug)]
 enum Running {
-    Grant(Grant),
+    Grant(Grant<'static>),
     Abort(Abort<'static>),
     Commit(Committing<'static>),
     Discard(Discard<'static>),

@@ -263,7 +263,7 @@ fn a_retry_is_published_and_a_second_copy_gives_its_space_back() {
 
 #[test]
 fn one_commit_stores_a_step_and_renews_the_credit() {
-    let mut rig = Rig::new(64);
+    let mut rig = Rig::new(128);
     let engine = rig.engine(1, FULL);
     let credit = rig.core.grant(engine.id, 20 * FRAME_BYTES).unwrap();
     let start = credit[0].frame;

@@ -31,9 +31,15 @@ pub(super) fn body(root: &fb::Request<'_>) -> Decoded<Request> {
         Body::EndSession => Ok(Request::EndSession {
             session: require("body", root.body_as_end_session())?.session(),
         }),
-        Body::Grant => Ok(Request::Grant {
-            bytes: require("body", root.body_as_grant())?.bytes(),
-        }),
+        Body::Grant => {
+            let body = require("body", root.body_as_grant())?;
+            let under = limited("under", body.under(), MAX_ITEMS)?;
+            Ok(Request::Grant(Grant {
+                bytes: body.bytes(),
+                under: under.map_or_else(Vec::new, |v| v.iter().map(chunk_key).collect()),
+                ahead: body.ahead(),
+            }))
+        }
         Body::Commit => commit(require("body", root.body_as_commit())?).map(Request::Commit),
         Body::Abort => {
             let body = require("body", root.body_as_abort())?;
