@@ -447,7 +447,7 @@ fn only_a_commit_that_was_refused_as_a_whole_leaves_its_frames_to_the_client() {
         assert_eq!(first.is_err(), still_ours, "{code:?}: {first:?}");
         eventually("recovery", || client.is_healthy());
         assert_eq!(client.stats().reconnects > before, !still_ours, "{code:?}");
-        let _ = client.store(&[store_chunk(&chain, 1, 0, four(5))], &[]);
+        let _ = client.store(&[store_chunk(&chain, 0, 0, four(5))], &[]);
         let named = named.lock().unwrap().clone();
         assert_eq!(named, if still_ours { vec![3, 3] } else { vec![3] }, "{code:?}");
     }
