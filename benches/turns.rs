@@ -352,10 +352,11 @@ impl Bench {
         );
         self.core.release(engine.id, &[held.pin]).expect("its pin");
         let free = self.core.status().pool.free;
-        self.measure(
+        let granted = self.measure(
             "grant that frees it from limbo",
             Grant::new(engine.id, free + FRAME_BYTES),
         );
+        self.core.abort(engine.id, &granted).expect("its own");
 
         // Half of an engine of two ranks.
         let mut rank = self.engine(3, 2, 2);

@@ -166,12 +166,12 @@ fn what_was_begun_ends_with_its_client() {
             runs.extend((extent.frame..extent.frame + extent.count).map(|frame| Extent { frame, count: 1 }));
         }
         let mut commit = commit_of(&client, 0, runs[0]);
-        let item = commit.items[0].clone();
+        let item = commit.items[0];
         commit.items = (0..runs.len())
             .map(|at| StoreItem {
                 id: object(1000 + round * 100 + at as u64),
                 first_extent: at as u32,
-                ..item.clone()
+                ..item
             })
             .collect();
         commit.extents = runs;

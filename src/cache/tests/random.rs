@@ -89,7 +89,7 @@ enum Op {
 enum Running {
     Grant(Grant<'static>),
     Abort(Abort<'static>),
-    Commit(Committing<'static>),
+    Commit(Box<Committing<'static>>),
     Discard(Discard<'static>),
     Clear(Clear),
     Register(Register<'static>),
@@ -329,7 +329,7 @@ impl World {
                 let Some(request) = self.chain_to_commit(peer, prompt, chunk) else {
                     return;
                 };
-                Running::Commit(Committing::new(id, request))
+                Running::Commit(Box::new(Committing::new(id, request)))
             }
             4 => {
                 let (key, _) = chain(prompt, chunk);
