@@ -21,13 +21,15 @@ use crate::wire::{ErrorCode, Reply, WireError};
 /// Connections beyond the clients that may have a slab, for status and other commands. They are not set aside:
 /// whoever connects first has them, and a peer that never says hello keeps one for as long as it is waited for.
 pub(super) const SPARE_CONNECTIONS: usize = 64;
+/// Connections that are accepted in one turn: a few microseconds each.
+const BURST: u32 = 16;
 /// How long to wait when the process or the machine has no descriptors left.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts until it is dropped.
 pub(super) async fn accept(server: Rc<Server>, listener: UnixListener) {
     let mut reserve = Reserve::new();
-    let mut said = false;
+    let (mut said, mut burst) = (false, 0);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -35,7 +37,11 @@ pub(super) async fn accept(server: Rc<Server>, listener: UnixListener) {
                 admit(&server, stream);
                 reserve.fill();
                 // A burst of connections is many turns, not one.
-                tokio::task::yield_now().await;
+                burst += 1;
+                if burst >= BURST {
+                    burst = 0;
+                    tokio::task::yield_now().await;
+                }
             }
             Err(error) => {
                 if !said {
