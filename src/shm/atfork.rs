@@ -215,6 +215,47 @@ mod tests {
     }
 
     #[test]
+    fn no_fork_comes_between_forgetting_a_descriptor_and_closing_it() {
+        let memfd = Memfd::create("atfork", 4096, OwnerAccess::ReadWrite).unwrap();
+        let handle = ForkClosedFd::new(memfd.reopen_read_write().unwrap()).unwrap();
+        let slot = handle.slot;
+        let word = slot.load(Ordering::SeqCst);
+        // In the place of a fork for the one thread, and of a drop for the other.
+        lock_gate();
+        let started = FORKS_STARTED.load(Ordering::SeqCst);
+        let dropper = std::thread::spawn(move || drop(handle));
+        let forker = std::thread::spawn(|| {
+            // SAFETY: the child calls _exit only.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: as above.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        });
+        // Long enough for both to get there; too short only means that nothing was seen.
+        for _ in 0..100 {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            assert_eq!(
+                slot.load(Ordering::SeqCst),
+                word,
+                "forgotten while a fork is under way"
+            );
+            assert_eq!(
+                FORKS_STARTED.load(Ordering::SeqCst),
+                started,
+                "a fork during a drop"
+            );
+        }
+        unlock_gate();
+        dropper.join().unwrap();
+        forker.join().unwrap();
+        assert!(FORKS_STARTED.load(Ordering::SeqCst) > started);
+    }
+
+    #[test]
     fn fork_count_is_stable_without_forks_and_slots_are_reused() {
         let memfd = Memfd::create("atfork", 4096, OwnerAccess::ReadWrite).unwrap();
         for _ in 0..2 * MAX_FORK_CLOSED_FDS {
