@@ -10,7 +10,8 @@ that computes.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from kvasir import WeightsJob, remembered_weights
 from kvasir.vllm.identity import adapter_overrides
@@ -18,6 +19,10 @@ from kvasir.vllm.loaded import local_path
 from kvasir.vllm.meta import Adapter, Loaded
 from kvasir.vllm.notes import Notes
 from kvasir.vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from kvasir.vllm.lookups import Lookups
+    from kvasir.vllm.requests import RequestState
 
 # Adapters that are remembered of one engine; beyond that the one not used for longest goes.
 ADAPTERS_MAX = 4096
@@ -116,8 +121,50 @@ class Adapters:
     def _place(self, entry: Entry) -> str:
         return (entry.loaded.path if entry.loaded is not None else None) or local_path(entry.path) or entry.path
 
-    def loaded(self, number: int, loaded: Loaded) -> bool:
-        """Takes what workers have loaded under a number; whether it replaced what they had before."""
+    def take(self, state: RequestState, local: int, lookups: Lookups) -> bool:
+        """Whether it is known what a waiting request will be computed with, apart from what the engine has of it."""
+        entry = state.adapter_entry
+        assert entry is not None
+        adapter = self.of(entry)
+        state.adapter_changes, state.adapter_local = entry.changes, local
+        if adapter is None:
+            return False
+        if adapter != state.adapter:
+            lookups.drop(state)
+            state.takes(adapter)
+        return self._is_of_one(state, entry)
+
+    def has(self, state: RequestState) -> bool:
+        """Whether it is known what a running request has been computed with: what it found when it began to."""
+        entry = state.adapter_entry
+        if entry is None or state.adapter is not None:
+            return True
+        adapter = self.of(entry)
+        if adapter is None or entry.loaded is None or entry.changes != state.adapter_changes:
+            return False
+        if not self._is_of_one(state, entry):
+            return False
+        state.takes(adapter)
+        return True
+
+    def _is_of_one(self, state: RequestState, entry: Entry) -> bool:
+        """The engine finds its own blocks by the adapter's name. Under one that several adapters have had, they prove
+        nothing, and what follows from them must not be stored."""
+        if state.adapter_local and self.is_mixed(entry):
+            state.no_store = True
+            return False
+        return True
+
+    def loaded(self, number: int, loaded: Loaded, states: Iterable[RequestState] = ()) -> bool:
+        """Takes what workers have loaded under a number; whether it replaced what they had before. Then what the
+        requests under way have computed is of one adapter and what follows of another."""
+        replaced = self._replace(number, loaded)
+        for state in states if replaced else ():
+            if state.adapter_entry is not None and state.adapter_entry.number == number and state.adapter is not None:
+                state.no_store = True
+        return replaced
+
+    def _replace(self, number: int, loaded: Loaded) -> bool:
         replaced = False
         self._workers.pop(number, None)
         if len(self._workers) >= ADAPTERS_MAX:

@@ -216,7 +216,7 @@ class SchedulerRole:
         state.compute_anew()
         if state.bypass or not self._ready() or not self._reachable():
             return 0, False
-        if state.adapter_entry is not None and not self._take_adapter(state, local):
+        if state.adapter_entry is not None and not self._adapters.take(state, local, self._lookups):
             return 0, False
         cap = (request.num_tokens - 1) // self._geometry.alignment * self._geometry.alignment
         wanted = (
@@ -249,42 +249,6 @@ class SchedulerRole:
         """The engine has allocated blocks: what it asked about counts now, and once."""
         state = self._states.get(request.request_id)
         self._tally.admitted(request, state.local if state is not None else 0, external)
-
-    def _take_adapter(self, state: RequestState, local: int) -> bool:
-        """Whether it is known what a waiting request will be computed with, apart from what the engine has of it."""
-        entry = state.adapter_entry
-        assert entry is not None
-        adapter = self._adapters.of(entry)
-        state.adapter_changes, state.adapter_local = entry.changes, local
-        if adapter is None:
-            return False
-        if adapter != state.adapter:
-            self._lookups.drop(state)
-            state.takes(adapter)
-        return self._is_of_one_adapter(state)
-
-    def _is_of_one_adapter(self, state: RequestState) -> bool:
-        """The engine finds its own blocks by the adapter's name. Under one that several adapters have had, they prove
-        nothing, and what follows from them must not be stored."""
-        entry = state.adapter_entry
-        assert entry is not None
-        if state.adapter_local and self._adapters.is_mixed(entry):
-            state.no_store = True
-            return False
-        return True
-
-    def _has_adapter(self, state: RequestState) -> bool:
-        """Whether it is known what a running request has been computed with: what it found when it began to."""
-        entry = state.adapter_entry
-        if entry is None or state.adapter is not None:
-            return True
-        adapter = self._adapters.of(entry)
-        if adapter is None or entry.loaded is None or entry.changes != state.adapter_changes:
-            return False
-        if not self._is_of_one_adapter(state):
-            return False
-        state.takes(adapter)
-        return True
 
     def allocated(self, request: Any, table: Table, external: int) -> None:
         """The engine has allocated blocks; with `external` tokens above 0 it counts on their being loaded."""
@@ -411,7 +375,7 @@ class SchedulerRole:
                 state.furthest = step.computed  # what a request begins with is nothing new
             if not offers and planner.is_up_to_date(state, step.reached):
                 continue
-            if not self._has_adapter(state):
+            if not self._adapters.has(state):
                 continue
             if state.pending is not None or state.recheck:
                 self._learn(state)
@@ -468,11 +432,7 @@ class SchedulerRole:
         if report is None:
             return
         for number, loaded in report.adapters.items():
-            if self._adapters.loaded(number, loaded):
-                # What has been computed is of one adapter and what follows of another.
-                for state in self._states.values():
-                    if state.adapter_entry is not None and state.adapter_entry.number == number:
-                        state.no_store = state.no_store or state.adapter is not None
+            self._adapters.loaded(number, loaded, self._states.values())
         self._workers.report(report.ability)
         if report.ranks:
             self._rank_reports |= report.ranks
