@@ -49,3 +49,9 @@ def assert_nothing_held(server: Server, limbo: int = 0) -> dict[str, Any]:
     assert pool["free"] + pool["used"] + pool["granted"] + pool["quarantined"] == pool["total"]
     assert pool["granted"] == sum(client["granted"] for client in found["clients"])
     return found
+
+
+def assert_idle(server: Server) -> dict[str, Any]:
+    """That nothing is held, once all clients have given back the space that they do not use."""
+    eventually("idle space", lambda: status(server)["pool"]["granted"] == 0)
+    return assert_nothing_held(server)

@@ -247,7 +247,9 @@ def test_hooks_answer_whatever_they_are_told(server: Server, engines: Start, mod
         get_block_ids=engine.tables.get,
         boundary_state_offloads={"r": [(group, 1, 64) for group in stateless], "ghost": [(0, 1, 64)]},
     )
-    assert scheduler.build_connector_meta(odd_step).plan.stores is None
+    # Its tokens are counted, and nothing of them is stored.
+    stores = scheduler.build_connector_meta(odd_step).plan.stores
+    assert stores is not None and (stores.runs, stores.new_tokens) == ([], TOKENS)
     # A worker without metadata.
     worker.clear_connector_metadata()
     worker.start_load_kv(None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripted import FULL_SPECS, Engine, Request, Spared
-from server_status import assert_nothing_held, counts, status
+from server_status import assert_idle, assert_nothing_held, counts, status
 from test_engine_requests import HIT, MODELS, STORED, TOKENS
 from test_native import Server, eventually
 from test_rank_damage import STEPS
@@ -67,7 +67,7 @@ def test_a_request_is_aborted_when_one_of_two_ranks_has_stored(
 ) -> None:
     """The abort itself ends nothing: the other rank has its step yet to run, and what becomes of that decides."""
     asker, objects = engines(MODELS[model], "asker", ranks=2), len(MODELS[model])
-    before = assert_nothing_held(server)
+    before = assert_idle(server)
     engine, request = engines(MODELS[model], ranks=2), Request("r", TOKENS)
     assert engine.ask(request) == (0, False)
     engine.allocate(request, 0, more=TOKENS)
@@ -113,7 +113,7 @@ def test_a_request_is_aborted_when_one_of_two_ranks_has_stored(
     assert_unseen("nothing of it is there")
     engine.close()
     eventually("the end of the clients", lambda: len(status(server)["clients"]) == len(before["clients"]))
-    after = assert_nothing_held(server)
+    after = assert_idle(server)
     assert {name: after["pool"][name] for name in COUNTED} == {name: before["pool"][name] for name in COUNTED}
 
     # It is stored whole by the next one that computes it.

@@ -10,7 +10,7 @@ import pytest
 from rank_processes import RankGone, RankProcess
 from ranks import BLOCKS
 from scripted import CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, WINDOW_SPECS, Engine, Request, Shape
-from server_status import assert_nothing_held, counts, status
+from server_status import assert_idle, assert_nothing_held, counts, status
 from test_native import Server, eventually
 
 Start = Callable[..., Engine]
@@ -82,7 +82,7 @@ def test_a_rank_killed_before_its_part_is_stored_leaves_no_half_record(
 ) -> None:
     other = engines(MODELS[model], "other", shape=SHAPES[shape])
     other.prefill(Request("o", TOKENS, prompt=2), steps=ENDS)
-    before = assert_nothing_held(server)
+    before = assert_idle(server)
 
     engine, request = start(MODELS[model], "engine", shape=SHAPES[shape]), Request("r", TOKENS)
     assert engine.ask(request)[0] == 0
@@ -107,7 +107,7 @@ def test_a_rank_killed_before_its_part_is_stored_leaves_no_half_record(
     engine.finish(request)
     engine.close()
     eventually("the end of the clients", lambda: len(status(server)["clients"]) == len(before["clients"]))
-    after = assert_nothing_held(server)
+    after = assert_idle(server)
     assert after["objects"] == before["objects"]
     assert {name: after["pool"][name] for name in COUNTED} == {name: before["pool"][name] for name in COUNTED}
     assert after["counters"]["ended_partials"] == len(MODELS[model])
