@@ -16,7 +16,7 @@ use crate::pool::{RecordState, count_frames};
 /// pipeline are apart.
 const ABANDONED_COMMITS: u64 = 64;
 /// Steps that it takes to end a partial, besides those for its frames and runs.
-const END_STEPS: u32 = 6;
+const END_STEPS: u32 = 20;
 
 /// Ends a partial and everything that hangs under it: their frames are free again.
 #[derive(Debug)]

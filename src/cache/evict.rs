@@ -21,9 +21,9 @@ use crate::pool::{Extent, RecordState, count_frames};
 pub(super) const STALE_COMMITS: u64 = 8;
 
 /// Steps that it takes to take an object out of the index and out of the tree.
-pub(super) const CONDEMN_STEPS: u32 = 6;
+pub(super) const CONDEMN_STEPS: u32 = 8;
 /// Steps that it takes to free an object, besides those for its frames and runs.
-const FREE_STEPS: u32 = 6;
+const FREE_STEPS: u32 = 8;
 /// Frames whose words count as one step: two cache lines of owners, two of epochs.
 const FRAMES_PER_STEP: u64 = 16;
 

@@ -138,6 +138,10 @@ impl<'a> Granting<'a> {
                             u64::from(self.need == Need::Now && !core.is_growing());
                         return self.nothing(core);
                     }
+                    // Room that is not touched before it is used: a long list that moves when it grows takes long.
+                    let most = given.min(MAX_EXTENTS as u64) as usize;
+                    self.extents
+                        .reserve_exact(most.saturating_sub(self.extents.len()));
                     self.stage = Stage::Take(given);
                 }
                 Stage::Take(left) => {

@@ -19,6 +19,7 @@ use super::state::Server;
 use super::{ServerError, accept, ends, liveness};
 use crate::control::Health;
 use crate::pool::{Prefault, PrefaultEvent};
+use crate::shm::heap::keep_freed_memory;
 use crate::shm::process::set_not_dumpable;
 
 /// How long connections have to read their last replies once the server is told to stop.
@@ -31,6 +32,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// # Errors
 /// [`ServerError`] when it cannot start. A stop by a signal is a success.
 pub fn run(config: Config, started: Instant) -> Result<(), ServerError> {
+    keep_freed_memory();
     set_not_dumpable()?;
     info!(config = %config.to_toml()?.trim_end().replace('\n', ", "), "starting");
     let failed = |what| move |source| ServerError::Runtime { what, source };
