@@ -25,6 +25,8 @@ pub(super) struct Keeping {
     pending: Option<Spot>,
     /// Frames that noting it adds at most.
     ahead: u64,
+    /// Frames that the client keeps without it.
+    kept: u64,
 }
 
 impl Core {
@@ -51,6 +53,7 @@ impl Keeping {
             pin: 0,
             pending: None,
             ahead: 0,
+            kept: 0,
         }
     }
 
@@ -67,17 +70,21 @@ impl Keeping {
     pub(super) fn add(&mut self, core: &mut Core, record: u32) -> Result<bool, CoreError> {
         if self.pin == 0 {
             self.pin = core.pins.open(self.client, self.session)?;
+            self.kept = core.pins.kept_frames(self.client);
         }
         // A state stands beside the attention of its tail, which stands beside a chain.
         let (mut at, mut beside) = (Some(record), 0);
-        let before = core.pins.kept_frames(self.client);
+        let before = self.kept;
         while let Some(record) = at.filter(|record| core.records.trunks.spot(*record).is_none()) {
             let entry = *core.records.get(record);
             core.pins.hold_beside(self.client, self.pin, record, entry.frames);
             beside += 1;
             at = entry.parent;
         }
-        let grows = core.pins.kept_frames(self.client) > before;
+        if beside > 0 {
+            self.kept = core.pins.kept_frames(self.client);
+        }
+        let grows = self.kept > before;
         let spot = at.and_then(|record| core.records.trunks.spot(record));
         let spot = spot.filter(|spot| !self.covers(core, *spot));
         if self.fits(core, spot, grows) {
@@ -86,6 +93,7 @@ impl Keeping {
         for _ in 0..beside {
             core.pins.let_go_beside(self.client, self.pin);
         }
+        self.kept = core.pins.kept_frames(self.client);
         Ok(false)
     }
 
@@ -94,14 +102,16 @@ impl Keeping {
         self.ahead = 0;
         if let Some(spot) = self.pending.take() {
             core.pins.hold(self.client, self.pin, spot, &core.records.trunks);
+            self.kept = core.pins.kept_frames(self.client);
         }
     }
 
     fn covers(&self, core: &Core, spot: Spot) -> bool {
-        let pending = self
-            .pending
-            .is_some_and(|pending| pending.chain == spot.chain && pending.frames >= spot.frames);
-        pending || core.pins.covers(self.client, self.pin, spot)
+        match self.pending {
+            // What was noted before of this chain is before this, or it would not be pending.
+            Some(pending) if pending.chain == spot.chain => pending.frames >= spot.frames,
+            _ => core.pins.covers(self.client, self.pin, spot),
+        }
     }
 
     /// Whether a spot may be held too. `grows`: what has just been added beside the chains was not kept before.
@@ -115,13 +125,12 @@ impl Keeping {
             }
         };
         // All of it may be kept already; only where that would matter it is looked at.
-        let kept = core.pins.kept_frames(self.client);
-        if kept + self.ahead + u64::from(more) <= self.limit {
+        if self.kept + self.ahead + u64::from(more) <= self.limit {
             (self.pending, self.ahead) = (spot.or(self.pending), self.ahead + u64::from(more));
             return true;
         }
         self.note(core);
-        let noted = core.pins.kept_frames(self.client);
+        let noted = self.kept;
         let kept = match spot {
             Some(spot) => core.pins.frames_with(self.client, spot, &core.records.trunks),
             None => noted,

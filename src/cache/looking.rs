@@ -97,6 +97,8 @@ pub struct Looking<'a> {
     full: Vec<(usize, usize)>,
     /// Place of the group of the last load.
     last_group: usize,
+    /// Records that are pinned and not yet noted as the pin's; none between turns.
+    unnamed: Vec<u32>,
     touching: Touching,
     answer: LookupAnswer,
 }
@@ -142,6 +144,7 @@ impl<'a> Looking<'a> {
             records: Vec::new(),
             full: Vec::new(),
             last_group: 0,
+            unnamed: Vec::new(),
             touching: Touching::default(),
             answer: LookupAnswer::default(),
         }
@@ -161,7 +164,8 @@ impl Work for Looking<'_> {
                 Stage::Probe => self.probe(core, &mut meter),
                 Stage::Sweep => self.find_boundary(core, &mut meter),
                 Stage::Take => {
-                    if let Err(error) = self.take(core, &mut meter) {
+                    let taken = self.take(core, &mut meter);
+                    if let Err(error) = self.name_pinned(core).and(taken) {
                         self.stage = Stage::Undo(Next::Fail(error));
                     }
                 }
@@ -315,6 +319,20 @@ impl Looking<'_> {
         Ok(())
     }
 
+    /// Notes what has been pinned as the pin's.
+    fn name_pinned(&mut self, core: &mut Core) -> Result<(), CoreError> {
+        if self.unnamed.is_empty() {
+            return Ok(());
+        }
+        let named = core.pins.name(self.client, self.keeping.pin(), &self.unnamed);
+        for record in self.unnamed.drain(..) {
+            if named.is_err() {
+                core.records.unpin(record);
+            }
+        }
+        named
+    }
+
     /// The record of an object that was seen to be there.
     fn find(&mut self, core: &Core, load: &Load, meter: &mut Meter<'_>) -> Option<u32> {
         let group = &self.shape.groups[load.group];
@@ -359,8 +377,8 @@ impl Looking<'_> {
             .is_none_or(|halving| halving.fit + 1 >= halving.too_long)
         {
             meter.spend(PIN);
-            core.pins.name(self.client, self.keeping.pin(), record)?;
             core.records.pin(record);
+            self.unnamed.push(record);
         }
         let at = self.records.len();
         if is_full {

@@ -62,7 +62,7 @@ impl PinTable {
     pub(super) fn open(&mut self, client: ClientId, session: u64) -> Result<u64, CoreError> {
         let held = self.clients.get(&client).map_or(0, |c| c.pins.len());
         if held >= self.max_pins {
-            return Err(limit("pins of one client", held, self.max_pins));
+            return Err(limit("pins of one client", held + 1, self.max_pins));
         }
         self.last += 1;
         let pin = self.last;
@@ -78,24 +78,21 @@ impl PinTable {
         Ok(pin)
     }
 
-    /// Adds a record that the caller counts to a pin.
+    /// Adds records that the caller counts to a pin: all of them or none.
     ///
     /// # Errors
     /// [`CoreError::LimitExceeded`].
-    pub(super) fn name(&mut self, client: ClientId, pin: u64, record: u32) -> Result<(), CoreError> {
+    pub(super) fn name(&mut self, client: ClientId, pin: u64, records: &[u32]) -> Result<(), CoreError> {
         let Some(held) = self.clients.get_mut(&client) else {
             return Err(CoreError::UnknownPin { pin });
         };
-        if held.objects >= self.max_objects {
-            return Err(limit(
-                "objects pinned by one client",
-                held.objects,
-                self.max_objects,
-            ));
+        let objects = held.objects + records.len();
+        if objects > self.max_objects {
+            return Err(limit("objects pinned by one client", objects, self.max_objects));
         }
         let entry = held.pins.get_mut(&pin).ok_or(CoreError::UnknownPin { pin })?;
-        entry.records.push(record);
-        held.objects += 1;
+        entry.records.extend_from_slice(records);
+        held.objects = objects;
         Ok(())
     }
 
@@ -257,10 +254,10 @@ impl PinTable {
     }
 }
 
-fn limit(what: &'static str, held: usize, limit: usize) -> CoreError {
+fn limit(what: &'static str, asked: usize, limit: usize) -> CoreError {
     CoreError::LimitExceeded {
         what,
-        asked: held as u64 + 1,
+        asked: asked as u64,
         limit: limit as u64,
     }
 }
@@ -275,9 +272,7 @@ mod tests {
 
     fn pin(table: &mut PinTable, client: ClientId, session: u64, records: &[u32]) -> u64 {
         let pin = table.open(client, session).unwrap();
-        for record in records {
-            table.name(client, pin, *record).unwrap();
-        }
+        table.name(client, pin, records).unwrap();
         table.close(client, pin);
         pin
     }
@@ -359,7 +354,7 @@ mod tests {
         let mut table = PinTable::new(2, 3);
         let one = pin(&mut table, A, 0, &[1, 2, 2]);
         assert!(matches!(
-            table.name(A, one, 1),
+            table.name(A, one, &[1]),
             Err(CoreError::LimitExceeded {
                 asked: 4,
                 limit: 3,

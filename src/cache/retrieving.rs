@@ -161,7 +161,7 @@ impl Retrieving<'_> {
                     let (words, extents) = (&mut self.words, &mut self.answer.extents);
                     place = part_place(&reader, &view, self.part, words, extents);
                     meter.spend((self.words.len() / 8) as u32 * WORDS);
-                    core.pins.name(self.client, self.keeping.pin(), view.record)?;
+                    core.pins.name(self.client, self.keeping.pin(), &[view.record])?;
                     core.records.pin(view.record);
                     self.records.push(view.record);
                 } else {

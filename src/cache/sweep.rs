@@ -18,10 +18,9 @@ pub(super) struct TailOrder(Vec<u32>);
 impl TailOrder {
     /// That of all tails.
     pub(super) fn of(presence: &Presence) -> Self {
-        let mut order = Self::default();
-        order.0 = (0..presence.tails.len() as u32).collect();
-        order.0.sort_by_key(|at| key(presence, *at));
-        order
+        let mut order: Vec<u32> = (0..presence.tails.len() as u32).collect();
+        order.sort_by_key(|at| key(presence, *at));
+        Self(order)
     }
 
     /// Tails of one more chunk, which are the last in `presence`, from `first` on.

@@ -451,3 +451,26 @@ fn the_pins_of_a_client_end_in_turns() {
     );
     assert_eq!(rig.core.pins.count(peer.id), 0);
 }
+
+/// A pin of more objects than a client may name leaves nothing behind.
+#[test]
+fn a_lookup_beyond_the_objects_that_one_client_may_name_holds_nothing() {
+    let mut rig = Rig::new(2048);
+    let peer = member(&mut rig, 1, &[ObjectKind::Full]);
+    fill(&mut rig, &peer, 1, 0, ObjectKind::Full, 1000);
+    rig.core.pins = crate::cache::pins::PinTable::new(10, 700);
+    let asked = Asked::new(1, 1000, Vec::new());
+    let request = asked.request(&rig, true);
+    let refused = rig.core.lookup(peer.id, &request);
+    assert!(
+        matches!(refused, Err(CoreError::LimitExceeded { limit: 700, .. })),
+        "{refused:?}"
+    );
+    assert_eq!(
+        (rig.core.pins.count(peer.id), rig.core.pins.kept_frames(peer.id)),
+        (0, 0)
+    );
+    rig.audit();
+    assert_eq!(rig.lookup(&peer, 1, 600, &[]).hit_tokens, 600 * u64::from(CHUNK));
+    rig.audit();
+}
