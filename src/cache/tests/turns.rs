@@ -432,28 +432,43 @@ fn status_is_told_in_turns() {
 /// A pool of which every other frame is free gives no more runs than a reply can name.
 #[test]
 fn a_pool_in_small_pieces_gives_no_more_runs_than_a_reply_names() {
-    let frames = 2 * (crate::wire::MAX_EXTENTS as u64 + 1000);
-    let mut rig = Rig::new(2 * frames);
-    let (holder, asker) = (
+    let most = crate::wire::MAX_EXTENTS as u64;
+    // Of the whole only what two clients may hold is ever present: three quarters, in which no run is free.
+    let frames = (most + 1000) * 8 / 3 / 8 * 8;
+    let mut core = Core::create(CoreConfig {
+        pool_bytes: frames * FRAME_BYTES,
+        ..CoreConfig::default()
+    })
+    .unwrap();
+    core.set_chunk_size(CHUNK).unwrap();
+    core.prefaulted(frames * 3 / 4 * FRAME_BYTES).unwrap();
+    core.prefault_ended();
+    let mut rig = Rig {
+        core,
+        seed: ChunkKey::from_bytes([9; 32]),
+        held_from: 0,
+    };
+    let holders = [
         rig.engine(1, &[ObjectKind::Full]),
         rig.engine(2, &[ObjectKind::Full]),
-    );
-    let all = rig.core.grant(holder.id, frames * FRAME_BYTES).unwrap();
-    let rest = rig.core.grant(asker.id, frames * FRAME_BYTES).unwrap();
-    let odd: Vec<Extent> = single_frames(&all)
-        .into_iter()
-        .filter(|run| run.frame % 2 == 1)
-        .collect();
-    rig.core.abort(asker.id, &rest).unwrap();
-    drive(&mut rig.core, Abort::new(holder.id, &odd));
-    // What is in one piece is taken first.
-    let (granted, spent) = drive(&mut rig.core, Grant::new(asker.id, 2 * frames * FRAME_BYTES));
+    ];
+    let asker = rig.engine(3, &[ObjectKind::Full]);
+    let held = holders
+        .each_ref()
+        .map(|holder| rig.core.grant(holder.id, frames * FRAME_BYTES).unwrap());
+    assert_eq!(rig.core.pool.grantable(), 0);
+    for (holder, extents) in holders.iter().zip(&held) {
+        let odd: Vec<Extent> = single_frames(extents)
+            .into_iter()
+            .filter(|run| run.frame % 2 == 1)
+            .collect();
+        let (_, spent) = drive(&mut rig.core, Abort::new(holder.id, &odd));
+        assert_short("abort", spent);
+    }
+    assert!(rig.core.pool.grantable() > most);
+    let (granted, spent) = drive(&mut rig.core, Grant::new(asker.id, frames * FRAME_BYTES));
     assert_short("grant", spent);
-    assert!(
-        granted.len() <= crate::wire::MAX_EXTENTS,
-        "{} runs",
-        granted.len()
-    );
+    assert_eq!(granted.len() as u64, most, "one run for each frame, and no more");
     rig.audit();
     let mut encoder = crate::wire::Encoder::new();
     let extents = granted.iter().map(|run| crate::wire::Extent {
