@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use super::api::*;
 use super::credit::Credit;
 use super::error::CoreError;
+use super::guards::Guards;
 use super::index::Index;
 use super::partials::Partials;
 use super::pin_scan::Sweep;
@@ -42,6 +43,8 @@ pub(super) struct Client {
     pub(super) attached: bool,
     pub(super) registration: Option<RankRegistration>,
     pub(super) credit: Credit,
+    /// What space that is made for it now must not take.
+    pub(super) guards: Guards,
     /// Commits made, and questions for space that were answered with none; tells which partials other ranks have passed by.
     pub(super) commits: u64,
     /// Domain and model that its reuse counts for.
@@ -177,6 +180,7 @@ impl Core {
             attached: false,
             registration: None,
             credit: Credit::default(),
+            guards: Guards::default(),
             commits: 0,
             reuses: None,
             left: Vec::new(),

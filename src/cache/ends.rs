@@ -16,15 +16,16 @@ use crate::pool::{RecordState, count_frames};
 /// pipeline are apart.
 const ABANDONED_COMMITS: u64 = 64;
 /// Steps that it takes to end a partial, besides those for its frames and runs.
-const END_STEPS: u32 = 6;
+const END_STEPS: u32 = 20;
 
 /// Ends a partial and everything that hangs under it: their frames are free again.
 #[derive(Debug)]
 pub(super) struct EndPartial {
     key: PartialKey,
-    /// Its age, which tells it from a later one of the same name; its record.
+    /// Its age, which tells it from a later one of the same name; its record and who began it.
     seq: u64,
     record: u32,
+    opened_by: ClientId,
     later: Later,
     /// Where in its tree we are: a record, and the age of its partial.
     at: (u32, u64),
@@ -38,9 +39,15 @@ impl EndPartial {
             key: *key,
             seq: partial.seq,
             record: partial.record,
+            opened_by: partial.opened.0,
             later,
             at: (partial.record, partial.seq),
         })
+    }
+
+    /// Who began it, and its age.
+    pub(super) fn place(&self) -> (ClientId, u64) {
+        (self.opened_by, self.seq)
     }
 
     /// Goes on until it has ended. False: the turn is over.

@@ -7,38 +7,23 @@
 //! those of everything it hangs under, in limbo until the pin is gone. Between two turns nothing is halfway: what was taken out
 //! waits in the core for the next scan of the pins, whoever makes it.
 
-use super::SLABS;
 use super::api::{ClientId, ObjectId};
 use super::core::Core;
 use super::ends::EndPartial;
 use super::error::CoreError;
-use super::guards::Guards;
-use super::partials::{Partial, PartialKey};
-use super::policy::Place;
 use super::record::{COUNTER_BITS, WORD_KEY, WORD_META, WORD_SHAPE, key_of_words};
+use super::space::Space;
 use super::turn::{Progress, Turn, Work, finish};
 use crate::pool::{Extent, RecordState, count_frames};
 
-/// Objects that a batch takes when it can: the fence and the scan of all slabs are paid once for them.
-const BATCH: u64 = 64;
-/// A batch that has freed this fraction of the pool is large enough with fewer objects.
-const BATCH_FRACTION: u64 = 32;
-/// Objects that a batch takes at most, so that the first of many become free before the last are taken out.
-const BATCH_MAX: u64 = 4096;
-/// Who has evicted twice what it needs and this fraction of the pool, and still does not have it, takes what there is.
-const GIVE_UP_FRACTION: u64 = 8;
-/// Entries of touched logs that are read before space is made. What is left is read the next time.
-const TOUCHED: usize = 4096;
-/// Of one client's log at a time, so that all of them come up.
-const TOUCHED_EACH: usize = 64;
 /// A partial is stale when the client that began it has committed this often since: its engine works in
 /// step, so the missing ranks have passed it by.
-const STALE_COMMITS: u64 = 8;
+pub(super) const STALE_COMMITS: u64 = 8;
 
 /// Steps that it takes to take an object out of the index and out of the tree.
-pub(super) const CONDEMN_STEPS: u32 = 6;
+pub(super) const CONDEMN_STEPS: u32 = 8;
 /// Steps that it takes to free an object, besides those for its frames and runs.
-const FREE_STEPS: u32 = 6;
+const FREE_STEPS: u32 = 8;
 /// Frames whose words count as one step: two cache lines of owners, two of epochs.
 const FRAMES_PER_STEP: u64 = 16;
 
@@ -69,270 +54,6 @@ pub(super) enum Need {
         /// Publications before the commit that asks.
         published: u64,
     },
-}
-
-/// What is being done to make space.
-#[derive(Debug)]
-enum Stage {
-    /// Looks whether there is enough.
-    Check,
-    /// Looks for a partial that is stale, client by client: after one of a client and an age.
-    Stale { after: Option<(ClientId, u64)> },
-    /// Ends a partial; then goes on with the stale ones after it, or looks again.
-    End {
-        ending: EndPartial,
-        after: Option<(ClientId, u64)>,
-    },
-    /// Reads what clients have touched: at this slab, after so many in a row that had nothing.
-    Touched { slab: usize, quiet: usize, left: usize },
-    /// Waits for a scan that says what is pinned.
-    Scan { scan: u64 },
-    /// Takes objects out of the index.
-    Victims,
-    /// Waits for the scan after that.
-    Retire { scan: u64 },
-    /// Looks for the oldest partial of all, which may yet be completed.
-    Fresh {
-        after: Option<(ClientId, u64)>,
-        oldest: Option<(u64, PartialKey)>,
-    },
-    /// Nothing more can be had.
-    Over,
-}
-
-/// Makes space, as far as it can be made: stale partials go first, then objects, then the other partials, the oldest
-/// first. What it is told to spare stays, and so do fresh partials of the engine that it is for: its other ranks are at them.
-#[derive(Debug)]
-pub(super) struct Space {
-    /// Frames that are to be free.
-    frames: u64,
-    need: Need,
-    guards: Guards,
-    engine: Option<[u8; 16]>,
-    /// Whether nothing goes while the prefault will yet bring free frames.
-    patient: bool,
-    stage: Stage,
-    /// The scan that says what is pinned.
-    seen: Option<u64>,
-    /// Where the next victim is looked for.
-    place: Place,
-    /// Nothing was taken since the look began at the first place.
-    in_vain: bool,
-    /// Of the batch: objects and frames taken, and frames wanted.
-    batch: (u64, u64),
-    wanted: u64,
-    /// Objects and frames taken in all.
-    pub(super) objects: u64,
-    taken: u64,
-}
-
-impl Space {
-    /// For so many frames that can be granted.
-    pub(super) fn new(frames: u64, need: Need) -> Self {
-        Self {
-            frames,
-            need,
-            guards: Guards::default(),
-            engine: None,
-            patient: true,
-            stage: Stage::Check,
-            seen: None,
-            place: (0, 0),
-            in_vain: true,
-            batch: (0, 0),
-            wanted: 0,
-            objects: 0,
-            taken: 0,
-        }
-    }
-
-    /// For a store of this engine, which hangs under what is spared.
-    pub(super) fn sparing(self, guards: Guards, engine: [u8; 16]) -> Self {
-        Self {
-            guards,
-            engine: Some(engine),
-            ..self
-        }
-    }
-
-    /// For all the space there is: every object goes that was published until now and may go.
-    fn all(core: &Core) -> Self {
-        let need = Need::Ahead {
-            published: core.publications,
-        };
-        Self {
-            patient: false,
-            ..Self::new(u64::MAX, need)
-        }
-    }
-
-    /// Goes on until there is enough or nothing more can be had. False: the turn is over.
-    pub(super) fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<bool, CoreError> {
-        loop {
-            if turn.is_over() {
-                return Ok(false);
-            }
-            match &mut self.stage {
-                Stage::Check => {
-                    turn.spend(1);
-                    if self.patient && core.is_growing() || core.pool.grantable() >= self.frames {
-                        return Ok(true);
-                    }
-                    // Somebody else may take what becomes free, and readers may come to hold it. That does not go on for ever.
-                    let some = u64::from(core.pool.frames()) / GIVE_UP_FRACTION;
-                    let most = self.frames.saturating_mul(2).saturating_add(some);
-                    if self.patient && self.taken >= most {
-                        return Ok(true);
-                    }
-                    self.stage = match self.seen {
-                        None => Stage::Stale { after: None },
-                        Some(_) => self.begin_batch(core),
-                    };
-                }
-                Stage::Stale { after } => {
-                    let after = *after;
-                    self.stale(core, turn, after);
-                }
-                Stage::End { ending, after } => {
-                    let after = *after;
-                    if !ending.step(core, turn)? {
-                        return Ok(false);
-                    }
-                    self.stage = match after.is_some() && core.pool.grantable() < self.frames {
-                        true => Stage::Stale { after },
-                        false => Stage::Check,
-                    };
-                }
-                Stage::Touched { slab, quiet, left } => {
-                    let read = core.read_touched(turn, *slab, (*left).min(TOUCHED_EACH));
-                    *slab = (*slab + 1) % SLABS;
-                    *left -= read;
-                    *quiet = if read == 0 { *quiet + 1 } else { 0 };
-                    if *left == 0 || *quiet >= SLABS {
-                        core.touched_next = *slab;
-                        self.stage = Stage::Scan {
-                            scan: core.sweep.next(),
-                        };
-                    }
-                }
-                Stage::Scan { scan } | Stage::Retire { scan } => {
-                    let scan = *scan;
-                    if !core.sweep(turn, scan)? {
-                        return Ok(false);
-                    }
-                    self.seen = Some(scan);
-                    self.stage = Stage::Check;
-                }
-                Stage::Victims => self.victim(core, turn)?,
-                Stage::Over => return Ok(true),
-                Stage::Fresh { after, oldest } => {
-                    turn.spend(1);
-                    match core.partials.next_by_client(*after) {
-                        Some((key, partial)) => {
-                            let found = (partial.seq, *key);
-                            // All that a client has begun is its engine's.
-                            *after = Some((partial.opened.0, u64::MAX));
-                            if self.engine != Some(key.instance) {
-                                *oldest = Some(oldest.map_or(found, |oldest| oldest.min(found)));
-                            }
-                        }
-                        None => {
-                            let ending =
-                                oldest.and_then(|(_, key)| EndPartial::new(core, &key, Later::TurnedAway));
-                            let Some(ending) = ending else {
-                                return Ok(true);
-                            };
-                            self.stage = Stage::End { ending, after: None };
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    fn stale(&mut self, core: &Core, turn: &mut Turn, after: Option<(ClientId, u64)>) {
-        turn.spend(1);
-        let Some((key, partial)) = core.partials.next_by_client(after) else {
-            self.stage = Stage::Touched {
-                slab: core.touched_next,
-                quiet: 0,
-                left: TOUCHED,
-            };
-            return;
-        };
-        let (client, seq) = (partial.opened.0, partial.seq);
-        let is_stale = core.is_stale(partial);
-        let ending = match is_stale && !self.guards.spare(partial.record, &core.records) {
-            true => EndPartial::new(core, key, Later::Welcome),
-            false => None,
-        };
-        // What a client began later has waited no longer.
-        let after = Some((client, if is_stale { seq } else { u64::MAX }));
-        self.stage = match ending {
-            Some(ending) => Stage::End { ending, after },
-            None => Stage::Stale { after },
-        };
-    }
-
-    fn begin_batch(&mut self, core: &Core) -> Stage {
-        self.batch = (0, 0);
-        self.wanted = self.frames.saturating_sub(core.pool.grantable());
-        Stage::Victims
-    }
-
-    fn victim(&mut self, core: &mut Core, turn: &mut Turn) -> Result<(), CoreError> {
-        turn.spend(1);
-        let enough = (u64::from(core.pool.frames()) / BATCH_FRACTION).max(1);
-        let (objects, frames) = self.batch;
-        let more = frames < self.wanted || objects < BATCH && frames < enough;
-        let retire = Stage::Retire {
-            scan: core.sweep.next(),
-        };
-        if !more || objects >= BATCH_MAX {
-            self.stage = retire;
-            return Ok(());
-        }
-        let Some((rank, record)) = core.records.victim_from(self.place) else {
-            self.stage = match objects {
-                0 if self.in_vain => match self.need {
-                    Need::Now => Stage::Fresh {
-                        after: None,
-                        oldest: None,
-                    },
-                    Need::Ahead { .. } => Stage::Over,
-                },
-                // What has become free meanwhile may be all that others hung under.
-                0 => Stage::Victims,
-                _ => retire,
-            };
-            (self.place, self.in_vain) = ((0, 0), true);
-            return Ok(());
-        };
-        // Met again only when something before it has come to be a leaf.
-        self.place = (rank, record + 1);
-        if self.seen.is_some_and(|scan| core.sweep.found(record, scan)) {
-            core.records.park(record);
-            turn.spend(1);
-        } else if !self.guards.spare(record, &core.records) && !core.stays(record, self.need)? {
-            self.take(core, turn, record)?;
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, core: &mut Core, turn: &mut Turn, record: u32) -> Result<(), CoreError> {
-        let entry = core.records.get(record);
-        let (frames, parent) = (u64::from(entry.frames), entry.parent);
-        turn.spend(CONDEMN_STEPS);
-        core.condemn(record)?;
-        self.batch = (self.batch.0 + 1, self.batch.1 + frames);
-        self.objects += 1;
-        self.taken += frames;
-        self.in_vain = false;
-        if let Some(place) = parent.and_then(|parent| core.records.place_of(parent)) {
-            self.place = self.place.min(place);
-        }
-        Ok(())
-    }
 }
 
 /// [`Core::clear`] in turns.
@@ -384,13 +105,11 @@ impl Work for Clear {
 }
 
 impl Core {
-    /// Whether the ranks that a partial waits for have passed it by.
-    pub(super) fn is_stale(&self, partial: &Partial) -> bool {
-        self.has_waited(partial, STALE_COMMITS)
-    }
-
-    /// Whether a record that may go does not go for this need.
-    fn stays(&self, record: u32, need: Need) -> Result<bool, CoreError> {
+    /// Whether a record that may go does not go for this need of a client.
+    pub(super) fn stays(&self, record: u32, client: Option<ClientId>, need: Need) -> Result<bool, CoreError> {
+        if client.is_some_and(|client| self.is_guarded(client, record)) {
+            return Ok(true);
+        }
         let Need::Ahead { published } = need else {
             return Ok(false);
         };
@@ -399,7 +118,7 @@ impl Core {
     }
 
     /// Reads a little of what a client has touched. How many entries.
-    fn read_touched(&mut self, turn: &mut Turn, slab: usize, most: usize) -> usize {
+    pub(super) fn read_touched(&mut self, turn: &mut Turn, slab: usize, most: usize) -> usize {
         let records = &mut self.records;
         let total = self.pool.frames();
         let read = self

@@ -7,9 +7,10 @@ use super::core::Core;
 use super::credit::Share;
 use super::ends::EndPartial;
 use super::error::CoreError;
-use super::evict::{Later, Need, Space, frame_steps};
-use super::guards::{Guarding, Guards, Under};
+use super::evict::{Later, Need, STALE_COMMITS, frame_steps};
+use super::guards::{Guarding, Spared};
 use super::runs::{CheckGranted, CheckRuns, GiveBack};
+use super::space::Space;
 use super::turn::{Progress, Turn, Work, finish};
 use crate::pool::accounting::Class;
 use crate::pool::{Extent, frames_for};
@@ -24,21 +25,19 @@ const MISSES: u32 = 4;
 /// Steps of granting a run, besides those for its frames.
 const RUN_STEPS: u32 = 2;
 
-/// Where it is.
+/// Where a grant is.
 #[derive(Debug)]
 enum Stage<'a> {
+    /// Notes what the space must not take.
+    Guard(Guarding<'a>),
     /// Finds out how much the client may have.
-    Room,
-    /// Finds out what is spared.
-    Guards(Guarding<'a>),
-    /// Looks for stale partials that the client has begun, after one of that age: they take up its share.
-    Own { after: u64 },
-    /// Ends one of them, of that age.
-    End { ending: EndPartial, seq: u64 },
-    /// Makes space for so many frames.
-    Space { space: Space, wanted: u64 },
-    /// Grants what there is, up to so many frames.
-    Give { left: u64 },
+    Share,
+    /// Ends stale partials that the client has begun, behind one of that age: they take up its share.
+    OwnStale { after: u64, ending: Option<EndPartial> },
+    /// Makes space.
+    Space(Space),
+    /// Grants so many frames, run by run.
+    Take(u64),
 }
 
 /// Gives a client more credit, as far as it may have more and space can be made.
@@ -47,39 +46,25 @@ pub(super) struct Granting<'a> {
     client: ClientId,
     frames: u64,
     need: Need,
-    /// What nothing is evicted of; nothing: nothing is evicted at all.
-    under: Option<Under<'a>>,
-    /// That, found.
-    guards: Option<Guards>,
-    /// The client's own stale partials have ended.
-    own_ended: bool,
     stage: Stage<'a>,
+    /// Its own stale partials have ended.
+    cleaned: bool,
     /// How often space that was made was gone when it was to be granted.
     missed: u32,
     extents: Vec<Extent>,
 }
 
 impl<'a> Granting<'a> {
-    /// For stores that hang under these, which are spared.
-    pub(super) fn new(client: ClientId, frames: u64, need: Need, under: Under<'a>) -> Self {
+    /// So many frames, that take nothing of what is spared.
+    pub(super) fn new(client: ClientId, frames: u64, need: Need, spared: Option<Spared<'a>>) -> Self {
         Self {
             client,
             frames,
             need,
-            under: Some(under),
-            guards: None,
-            own_ended: false,
-            stage: Stage::Room,
+            stage: spared.map_or(Stage::Share, |spared| Stage::Guard(Guarding::new(spared))),
+            cleaned: false,
             missed: 0,
             extents: Vec::new(),
-        }
-    }
-
-    /// For stores to come, of what is free.
-    fn of_free(client: ClientId, frames: u64, published: u64) -> Self {
-        Self {
-            under: None,
-            ..Self::new(client, frames, Need::Ahead { published }, Under::Chunks(&[]))
         }
     }
 
@@ -92,121 +77,116 @@ impl<'a> Granting<'a> {
         turn: &mut Turn,
     ) -> Result<Option<Vec<Extent>>, CoreError> {
         loop {
-            if turn.is_over() {
-                return Ok(None);
-            }
             match &mut self.stage {
-                Stage::Room => {
+                Stage::Guard(guarding) => {
+                    if !guarding.step(core, turn, self.client)? {
+                        return Ok(None);
+                    }
+                    self.stage = Stage::Share;
+                }
+                Stage::Share => {
                     turn.spend(ROOM_STEPS);
-                    match self.room(core)? {
-                        Some(stage) => self.stage = stage,
-                        None => return self.end(core, false),
-                    }
-                }
-                Stage::Guards(guarding) => {
-                    let Some(guards) = guarding.step(core, turn, self.client)? else {
-                        return Ok(None);
-                    };
-                    self.guards = Some(guards);
-                    self.stage = Stage::Room;
-                }
-                Stage::Own { after } => {
-                    turn.spend(1);
-                    let next = core.partials.next_of(self.client, *after);
-                    let stale = next.filter(|(_, partial)| core.is_stale(partial));
-                    let Some((key, partial)) = stale else {
-                        self.own_ended = true;
-                        self.stage = Stage::Room;
+                    let (share, need) = (core.share(self.client)?, self.need);
+                    let little = share.room(need) < self.frames.min(share.chunk);
+                    if need == Need::Now && share.in_partials > 0 && little && !self.cleaned {
+                        self.cleaned = true;
+                        self.stage = Stage::OwnStale {
+                            after: 0,
+                            ending: None,
+                        };
                         continue;
-                    };
-                    let (seq, guards) = (partial.seq, self.guards.as_ref());
-                    let spared = guards.is_some_and(|guards| guards.spare(partial.record, &core.records));
-                    match EndPartial::new(core, key, Later::Welcome).filter(|_| !spared) {
-                        Some(ending) => self.stage = Stage::End { ending, seq },
-                        None => *after = seq,
                     }
+                    self.frames = self.frames.min(share.room(need));
+                    if self.frames == 0 {
+                        return self.nothing(core);
+                    }
+                    self.stage = Stage::Space(Space::new(Some(self.client), self.frames, need));
                 }
-                Stage::End { ending, seq } => {
-                    let after = *seq;
-                    if !ending.step(core, turn)? {
+                Stage::OwnStale { after, ending } => {
+                    if let Some(ended) = ending {
+                        if !ended.step(core, turn)? {
+                            return Ok(None);
+                        }
+                        *ending = None;
+                    }
+                    if turn.is_over() {
                         return Ok(None);
                     }
-                    self.stage = Stage::Own { after };
+                    turn.spend(1);
+                    let next = core.partials.next_of_clients(Some((self.client, *after)));
+                    let next = next.filter(|(_, partial)| {
+                        partial.opened.0 == self.client && core.has_waited(partial, STALE_COMMITS)
+                    });
+                    match next {
+                        Some((key, partial)) => {
+                            *after = partial.seq;
+                            if !core.is_guarded(self.client, partial.record) {
+                                *ending = EndPartial::new(core, key, Later::Welcome);
+                            }
+                        }
+                        None => self.stage = Stage::Share,
+                    }
                 }
-                Stage::Space { space, wanted } => {
+                Stage::Space(space) => {
                     if !space.step(core, turn)? {
                         return Ok(None);
                     }
-                    let left = (*wanted).min(core.pool.grantable());
-                    if left == 0 {
-                        return self.end(core, true);
+                    let given = self.frames.min(core.pool.grantable());
+                    if given == 0 && self.extents.is_empty() {
+                        // While the pool grows nothing is given up yet.
+                        core.counters.dropped_stores +=
+                            u64::from(self.need == Need::Now && !core.is_growing());
+                        return self.nothing(core);
                     }
-                    self.stage = Stage::Give { left };
+                    // Room that is not touched before it is used: a long list that moves when it grows takes long.
+                    let most = given.min(MAX_EXTENTS as u64) as usize;
+                    self.extents
+                        .reserve_exact(most.saturating_sub(self.extents.len()));
+                    self.stage = Stage::Take(given);
                 }
-                Stage::Give { left } => {
-                    if *left == 0 || self.extents.len() >= MAX_EXTENTS {
-                        return self.end(core, false);
+                Stage::Take(left) => {
+                    let left = *left;
+                    if left == 0 || self.extents.len() >= MAX_EXTENTS {
+                        core.unguard(self.client)?;
+                        return Ok(Some(std::mem::take(&mut self.extents)));
                     }
-                    let last = self.extents.last().and_then(|last| last.end());
-                    let run = core.pool.grant_run(self.client.slab, *left, RUN_FRAMES, last)?;
-                    let Some(run) = run else {
-                        // Others were granted it between two turns.
-                        if self.missed >= MISSES {
-                            return self.end(core, true);
-                        }
-                        self.missed += 1;
-                        self.frames = *left;
-                        self.stage = Stage::Room;
-                        continue;
-                    };
-                    turn.spend(RUN_STEPS + frame_steps(1, run.count.into()));
-                    core.client_mut(self.client)?.credit.add(run);
-                    *left -= u64::from(run.count);
-                    match self.extents.last_mut() {
-                        Some(before) if last == Some(run.frame) => before.count += run.count,
-                        _ => self.extents.push(run),
+                    if turn.is_over() {
+                        return Ok(None);
                     }
+                    self.take(core, turn, left)?;
                 }
             }
         }
     }
 
-    /// What is to be done, as much as the client may have; nothing where that is nothing.
-    fn room(&self, core: &Core) -> Result<Option<Stage<'a>>, CoreError> {
-        let share = core.share(self.client)?;
-        let wanted = self.frames.min(share.room(self.need));
-        let there = core.pool.grantable();
-        let give = |left: u64| (left > 0).then_some(Stage::Give { left });
-        let Some(under) = self.under else {
-            return Ok(give(wanted.min(there)));
+    fn take(&mut self, core: &mut Core, turn: &mut Turn, left: u64) -> Result<(), CoreError> {
+        let last = self.extents.last().and_then(|last| last.end());
+        let run = core.pool.grant_run(self.client.slab, left, RUN_FRAMES, last)?;
+        let Some(run) = run else {
+            // Others were granted it between two turns.
+            self.missed += 1;
+            self.frames = left;
+            self.stage = match self.missed {
+                MISSES => Stage::Take(0),
+                _ => Stage::Space(Space::new(Some(self.client), left, self.need)),
+            };
+            return Ok(());
         };
-        let needs_own = self.need == Need::Now && share.in_partials > 0 && !self.own_ended;
-        let needs_own = needs_own && wanted < self.frames.min(share.chunk);
-        // While the pool grows nothing goes.
-        let needs_space = wanted > there && !core.is_growing();
-        if (needs_own || needs_space) && self.guards.is_none() {
-            return Ok(Some(Stage::Guards(Guarding::new(under))));
+        turn.spend(RUN_STEPS + frame_steps(1, run.count.into()));
+        core.client_mut(self.client)?.credit.add(run);
+        self.stage = Stage::Take(left - u64::from(run.count));
+        match self.extents.last_mut() {
+            Some(before) if last == Some(run.frame) => before.count += run.count,
+            _ => self.extents.push(run),
         }
-        if needs_own {
-            return Ok(Some(Stage::Own { after: 0 }));
-        }
-        if !needs_space {
-            return Ok(give(wanted.min(there)));
-        }
-        let engine = core.client(self.client)?.info.engine_instance;
-        let space = Space::new(wanted, self.need).sparing(self.guards.clone().unwrap_or_default(), engine);
-        Ok(Some(Stage::Space { space, wanted }))
+        Ok(())
     }
 
-    /// What was granted. `lacked`: there was no room for more.
-    fn end(&mut self, core: &mut Core, lacked: bool) -> Result<Option<Vec<Extent>>, CoreError> {
-        if self.extents.is_empty() && self.need == Need::Now {
-            // A step that could store nothing is a step all the same: partials that fill a client's share become stale by it.
-            core.client_mut(self.client)?.commits += 1;
-            // While the pool grows nothing is given up yet. Who has its share gives up nothing that there was no room for.
-            core.counters.dropped_stores += u64::from(lacked && !core.is_growing());
-        }
-        Ok(Some(std::mem::take(&mut self.extents)))
+    /// A step that could store nothing is a step all the same: partials that fill a client's share become stale by it.
+    fn nothing(&self, core: &mut Core) -> Result<Option<Vec<Extent>>, CoreError> {
+        core.unguard(self.client)?;
+        core.client_mut(self.client)?.commits += u64::from(self.need == Need::Now);
+        Ok(Some(Vec::new()))
     }
 }
 
@@ -219,13 +199,38 @@ pub struct Grant<'a> {
 }
 
 impl<'a> Grant<'a> {
-    /// For a client.
-    pub fn new(client: ClientId, request: GrantRequest<'a>) -> Self {
+    /// For a client, up to so many bytes for what hangs under nothing.
+    pub fn new(client: ClientId, bytes: u64) -> Self {
+        let request = GrantRequest {
+            bytes,
+            ..GrantRequest::default()
+        };
+        Self::asked(client, request)
+    }
+
+    /// For what a client asks.
+    pub fn asked(client: ClientId, request: GrantRequest<'a>) -> Self {
         Self {
             client,
             request,
             granting: None,
         }
+    }
+
+    fn begin(&self, core: &Core) -> Result<Granting<'a>, CoreError> {
+        core.require_chunk_size()?;
+        core.attached(self.client)?;
+        let frames = frames_for(self.request.bytes);
+        if self.request.ahead {
+            let need = Need::Ahead {
+                published: core.publications,
+            };
+            let free = frames.min(core.pool.grantable());
+            return Ok(Granting::new(self.client, free, need, None));
+        }
+        let makes_room = frames > core.pool.grantable() || core.partials.frames_of(self.client) > 0;
+        let spared = makes_room.then_some(Spared::Chunks(self.request.under));
+        Ok(Granting::new(self.client, frames, Need::Now, spared))
     }
 }
 
@@ -236,16 +241,7 @@ impl Work for Grant<'_> {
         let granting = match &mut self.granting {
             Some(granting) => granting,
             None => {
-                core.require_chunk_size()?;
-                core.attached(self.client)?;
-                let frames = frames_for(self.request.bytes);
-                let granting = match self.request.ahead {
-                    true => Granting::of_free(self.client, frames, core.publications),
-                    false => {
-                        let under = Under::Chunks(self.request.under);
-                        Granting::new(self.client, frames, Need::Now, under)
-                    }
-                };
+                let granting = self.begin(core)?;
                 self.granting.insert(granting)
             }
         };
@@ -305,7 +301,7 @@ impl Core {
     /// # Errors
     /// As [`Core::grant_for`].
     pub fn grant(&mut self, client: ClientId, bytes: u64) -> Result<Vec<Extent>, CoreError> {
-        self.grant_for(client, &GrantRequest::of(bytes))
+        finish(self, Grant::new(client, bytes))
     }
 
     /// Grants space to write into: up to `bytes`, rounded up to whole frames. Less, and maybe nothing, when
@@ -319,7 +315,7 @@ impl Core {
         client: ClientId,
         request: &GrantRequest<'_>,
     ) -> Result<Vec<Extent>, CoreError> {
-        finish(self, Grant::new(client, *request))
+        finish(self, Grant::asked(client, *request))
     }
 
     /// Takes granted space back unused: all of it or, when one frame is not granted, none.
@@ -333,22 +329,19 @@ impl Core {
     /// What a client holds, and what it is measured by.
     fn share(&self, client: ClientId) -> Result<Share, CoreError> {
         let entry = self.client(client)?;
-        let (mut storing, mut all_credit) = (0, 0);
-        for other in self.clients.iter().flatten() {
-            storing += u64::from(other.registration.as_ref().is_some_and(|r| r.stores));
-            all_credit += other.credit.frames();
-        }
+        let clients = self.clients.iter().flatten();
+        let storing = clients.filter(|c| c.registration.as_ref().is_some_and(|r| r.stores));
         let registered = entry.registration.as_ref().map(|r| r.domain);
         let domain = registered.and_then(|domain| self.registry.get(domain));
         let parts = domain.and_then(|domain| domain.groups.iter().map(|group| group.parts).max());
         Ok(Share {
             pool: self.pool.frames().into(),
-            storing,
+            storing: storing.count() as u64,
             parts: parts.unwrap_or(1).into(),
             chunk: self.chunk_frames(client)?,
             credit: entry.credit.frames(),
             in_partials: self.partials.frames_of(client),
-            all_credit,
+            all_credit: self.clients.iter().flatten().map(|c| c.credit.frames()).sum(),
             all: self.pool.books().frames(Class::Granted),
         })
     }

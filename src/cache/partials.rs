@@ -284,17 +284,9 @@ impl Partials {
         self.all.get_key_value(self.order.get(seq)?)
     }
 
-    /// The next that a client has begun after one of that age.
-    pub(super) fn next_of(&self, client: ClientId, after: u64) -> Option<(&PartialKey, &Partial)> {
-        let after = Bound::Excluded((client, after));
-        let last = Bound::Included((client, u64::MAX));
-        let (_, seq) = self.of_client.range((after, last)).next()?;
-        self.all.get_key_value(self.order.get(seq)?)
-    }
-
-    /// The next in the order of who has begun them, the oldest of each client first: after one of a client and an age, or the
-    /// first.
-    pub(super) fn next_by_client(&self, after: Option<(ClientId, u64)>) -> Option<(&PartialKey, &Partial)> {
+    /// The next in the order of the clients that have begun them, and of each the oldest first: behind that client's of that
+    /// age, or the first of all.
+    pub(super) fn next_of_clients(&self, after: Option<(ClientId, u64)>) -> Option<(&PartialKey, &Partial)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let (_, seq) = self.of_client.range((from, Bound::Unbounded)).next()?;
         self.all.get_key_value(self.order.get(seq)?)
@@ -463,12 +455,8 @@ mod tests {
         assert_eq!(youngest(([1; 16], 5), 3), None, "another domain");
         assert_eq!(youngest(([2; 16], 4), 1), None, "that one is younger");
         assert_eq!(partials.oldest_of(CLIENT).unwrap().0, &key(3, 1));
-        assert_eq!(partials.next_by_client(None).unwrap().0, &key(3, 1));
-        assert_eq!(partials.next_by_client(Some((CLIENT, 1))).unwrap().0, &key(1, 2));
-        assert!(partials.next_by_client(Some((CLIENT, u64::MAX))).is_none());
-        assert_eq!(partials.next_of(CLIENT, 0).unwrap().0, &key(3, 1));
-        assert_eq!(partials.next_of(CLIENT, 2).unwrap().0, &key(1, 1));
-        assert!(partials.next_of(CLIENT, 3).is_none());
+        assert_eq!(partials.next_of_clients(None).unwrap().0, &key(3, 1));
+        assert!(partials.next_of_clients(Some((CLIENT, u64::MAX))).is_none());
         assert_eq!(partials.youngest(2).unwrap().0, &key(1, 2));
         assert_eq!(partials.of_record(1).unwrap().0, &key(1, 1));
         partials.take(&key(3, 1));

@@ -15,7 +15,7 @@ use crate::pool::body::{self, PartBody, blocks_for};
 use crate::pool::{Extent, RecordState, count_frames};
 
 /// Steps that it takes to publish an object, besides those for its frames, runs and blocks.
-const PUBLISH_STEPS: u32 = 8;
+const PUBLISH_STEPS: u32 = 12;
 
 /// What became of a complete object.
 pub(super) enum Publication {

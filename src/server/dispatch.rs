@@ -255,7 +255,7 @@ async fn handle(
                 under: &request.under,
                 ahead: request.ahead,
             };
-            let extents = work(server, Grant::new(client, request), turn).await?;
+            let extents = work(server, Grant::asked(client, request), turn).await?;
             let bytes = size_of_val(extents.as_slice());
             let extents = server
                 .offload

@@ -14,6 +14,7 @@
 pub mod atfork;
 mod error;
 pub mod fdpass;
+pub mod heap;
 pub mod lock;
 pub mod mapping;
 pub mod memfd;

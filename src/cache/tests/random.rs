@@ -89,7 +89,7 @@ enum Op {
 enum Running {
     Grant(Grant<'static>),
     Abort(Abort<'static>),
-    Commit(Committing<'static>),
+    Commit(Box<Committing<'static>>),
     Discard(Discard<'static>),
     Clear(Clear),
     Register(Register<'static>),
@@ -320,7 +320,7 @@ impl World {
     fn begin(&mut self, peer: usize, what: u8, prompt: u32, chunk: u32) {
         let (id, seed) = (self.peers[peer].id, self.rig.seed);
         let running = match what {
-            0 => Running::Grant(Grant::new(id, GrantRequest::of(12 * FRAME_BYTES))),
+            0 => Running::Grant(Grant::new(id, 12 * FRAME_BYTES)),
             1 => {
                 let extents = std::mem::take(&mut self.held[peer]);
                 Running::Abort(Abort::new(id, extents.leak()))
@@ -329,7 +329,7 @@ impl World {
                 let Some(request) = self.chain_to_commit(peer, prompt, chunk) else {
                     return;
                 };
-                Running::Commit(Committing::new(id, request))
+                Running::Commit(Box::new(Committing::new(id, request)))
             }
             4 => {
                 let (key, _) = chain(prompt, chunk);
