@@ -55,6 +55,16 @@ def settings(server: process.Server, place: pathlib.Path) -> dict[str, Any]:
     return patient(server, **{"kvasir.cache_dir": str(place / "digests")})
 
 
+def known(engine: process.Engine, tokens: list[int], lora: dict[str, Any]) -> dict[str, Any]:
+    """What an engine answers once it is known what the adapter is, which it finds out beside its requests."""
+    for _ in range(10):
+        engine.reset_prefix_cache()
+        answer = tuned(engine, tokens, lora)
+        if answer["cached_tokens"]:
+            break
+    return answer
+
+
 def test_an_adapter_goes_by_its_content(bench: Bench) -> None:
     """W1: the same name and path, other files. And the same files under another name and path."""
     server, place = bench.server(), bench.place / "adapter"
@@ -85,8 +95,7 @@ def test_an_adapter_goes_by_its_content(bench: Bench) -> None:
     assert tuned(first, tokens, None) == bare, "the adapter's blocks went to a request without one"
     first.reset_prefix_cache()
     one = tuned(first, tokens, adapter(place, 1))
-    first.reset_prefix_cache()
-    warm = tuned(first, tokens, adapter(place, 1))
+    warm = known(first, tokens, adapter(place, 1))
     assert warm["cached_tokens"] == HIT, "an adapter that is known hits"
     assert one["token_ids"] == warm["token_ids"] == expected[1]["token_ids"]
     first.stop()
@@ -95,16 +104,10 @@ def test_an_adapter_goes_by_its_content(bench: Bench) -> None:
     adapters.write(QWEN3, place, seed=2)
     second = start()
     assert tuned(second, tokens, adapter(place, 1)) == expected[2]
-    second.reset_prefix_cache()
-    tuned(second, tokens, adapter(place, 1))
-    second.reset_prefix_cache()
-    assert tuned(second, tokens, adapter(place, 1)) == again
+    assert known(second, tokens, adapter(place, 1)) == again
     # The same engine loads what is there now, under another number and the same name: the first one's blocks are hits.
     adapters.write(QWEN3, place, seed=1)
-    second.reset_prefix_cache()
-    tuned(second, tokens, adapter(place, 2))
-    second.reset_prefix_cache()
-    assert tuned(second, tokens, adapter(place, 2)) == warm
+    assert known(second, tokens, adapter(place, 2)) == warm
 
     # In place, under the same number: loaded anew when it is used.
     adapters.write(QWEN3, place, seed=2)
