@@ -23,6 +23,8 @@ use crate::wire::{PeerKind, Reply, Request};
 
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LAST_RETRY: Duration = Duration::from_secs(1);
+/// For so long a server may still count what this client has let go: it takes connections down beside its other work.
+const LET_GO: Duration = Duration::from_secs(3);
 /// A server that has another chunk size keeps it as long as it lives, so what counts is the next one. In case its start
 /// goes unnoticed.
 const SAME_SERVER_RETRY: Duration = Duration::from_secs(3600);
@@ -43,6 +45,7 @@ impl From<ClientError> for Failed {
 /// Runs until the client is closed.
 pub(super) fn run(core: &Arc<Core>) {
     let mut retry = FIRST_RETRY;
+    let mut let_go: Option<Instant> = None;
     while !core.is_closed() {
         if let Some(session) = core.linked_session() {
             watch(core, &session);
@@ -62,7 +65,12 @@ pub(super) fn run(core: &Arc<Core>) {
         let pause = match error {
             ClientError::Unavailable { .. } => retry,
             // Who answers is not late, and what was read from while it seemed so may be what keeps this client out.
-            _ if core.end_reads() => FIRST_RETRY,
+            _ if core.end_reads() => {
+                let_go = Some(Instant::now());
+                retry = FIRST_RETRY;
+                retry
+            }
+            _ if let_go.is_some_and(|at| at.elapsed() < LET_GO) => retry,
             ClientError::ChunkSizeChanged { .. } => SAME_SERVER_RETRY,
             _ => core.config.heartbeat,
         };
