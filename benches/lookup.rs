@@ -11,15 +11,15 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
-use kvasir::cache::direct;
 use kvasir::cache::index::{IndexLayout, IndexReader};
 use kvasir::cache::pin_words::PinWords;
-use kvasir::cache::{
-    ClientId, ClientInfo, ClientRegions, CommitRequest, Core, CoreConfig, DomainShape, Extent,
-    GroupRegistration, LookupRequest, ObjectId, PayloadPath, Registration, StoreItem, Tail, TailList,
-};
+use kvasir::cache::{ClientId, ClientInfo, ClientRegions, Core, CoreConfig, Registration, direct};
 use kvasir::geometry::ObjectKind;
 use kvasir::keys::ChunkKey;
+use kvasir::object::{
+    CommitRequest, DomainShape, Extent, GroupRegistration, LookupRequest, ObjectId, PayloadPath, StoreItem,
+    Tail, TailList,
+};
 use kvasir::shm::lock::try_lock_byte;
 use kvasir::shm::{Mapping, ReadOnly};
 
@@ -180,10 +180,10 @@ impl Cache {
             .collect();
         let request = CommitRequest {
             domain_seed: self.seed,
-            items: &items,
-            extents: &extents,
-            supersedes: &[],
-            credit_bytes: 0,
+            items: items.to_vec(),
+            extents: extents.to_vec(),
+            supersedes: vec![],
+            grant_bytes: 0,
         };
         self.core.commit(self.client, &request).expect("commit");
     }
@@ -213,7 +213,7 @@ static NONE: LazyLock<TailList> = LazyLock::new(TailList::default);
 fn request<'a>(domain_seed: ChunkKey, keys: &'a [ChunkKey], tails: &'a TailList) -> LookupRequest<'a> {
     LookupRequest {
         domain_seed,
-        session: 1,
+        label: 1,
         keys,
         tails,
         max_tokens: u64::MAX,

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use kvasir::control::{Binding, ChunkSizeConfig, NegotiateRequest};
+use kvasir::object::{Lookup, TailList};
 use kvasir::sync::AtomicU64;
-use kvasir::wire::{Encoder, Lookup, Reply, Request, decode_request};
+use kvasir::wire::{Encoder, Reply, Request, decode_request};
 
 use common::{ALIGNMENT, RawClient, ServerProcess, key, negotiate};
 use report::Report;
@@ -50,9 +51,9 @@ fn decision(criterion: &mut Criterion) {
 fn codec(criterion: &mut Criterion) {
     let lookup = Request::Lookup(Lookup {
         domain_seed: key(0),
-        session: 1,
+        label: 1,
         keys: (0..KEYS).map(key).collect(),
-        tails: vec![],
+        tails: TailList::default(),
         max_tokens: 32_767,
         local_tokens: 0,
         pin: true,

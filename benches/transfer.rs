@@ -16,11 +16,11 @@ use kvasir::client::{
     StoreRequest,
 };
 use kvasir::copy::{CopyEngine, CopyPlan, HostMemory, Span};
+use kvasir::geometry::ObjectKind;
 use kvasir::keys::ChunkKey;
+use kvasir::object::{ClientKind, GroupRegistration, GroupSpan, ObjectId, PayloadPath};
 use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
-use kvasir::wire::{
-    Domain, GroupKind, GroupSpan, Negotiate, ObjectGroup, ObjectId, PayloadPath, PeerKind, RegisterKvCache,
-};
+use kvasir::wire::{Domain, Negotiate, RegisterKvCache};
 
 use report::{Report, median};
 
@@ -55,7 +55,7 @@ fn start(socket: &Path) -> Server {
         .args(["--pool-size", POOL]);
     command.args(["--chunk-size", "256", "--log-level", "warn"]);
     let server = Server(command.stdin(Stdio::null()).spawn().expect("the server starts"));
-    let tool = client(socket, PeerKind::Tool);
+    let tool = client(socket, ClientKind::Tool);
     let prefaulted = || -> Option<bool> {
         let status: serde_json::Value = serde_json::from_str(&tool.status().ok()?).ok()?;
         Some(status["pool"]["prefaulted"] == status["pool"]["total"])
@@ -66,7 +66,7 @@ fn start(socket: &Path) -> Server {
     server
 }
 
-fn client(socket: &Path, kind: PeerKind) -> Client {
+fn client(socket: &Path, kind: ClientKind) -> Client {
     let mut config = ClientConfig::new(socket, kind, "bench", [9; 16]);
     config.deadline = Duration::from_secs(60);
     let client = Client::new(config).expect("a client");
@@ -110,7 +110,7 @@ fn negotiation() -> Negotiate {
 
 impl Engine {
     fn new(socket: &Path, layers: u64) -> Self {
-        let client = client(socket, PeerKind::Worker);
+        let client = client(socket, ClientKind::Worker);
         let blocks = ARENA / (layers * PAGE);
         let memory = touched();
         let pages = (0..layers).map(|layer| LayerPages {
@@ -259,12 +259,11 @@ fn registration(layers: u64, blocks: u64) -> RegisterKvCache {
             group: 0,
             tokens: BLOCK,
         }],
-        groups: vec![ObjectGroup {
+        groups: vec![GroupRegistration {
             group: 0,
-            kind: GroupKind::Full,
+            kind: ObjectKind::Full,
             parts: 1,
             part: 0,
-            window_tokens: 0,
             unit_bytes: layers * PAGE,
         }],
         layers: layers as u32,
@@ -371,7 +370,7 @@ fn main() {
             ratios(&mut engine, &mut report);
         }
     }
-    let tool = client(&socket, PeerKind::Scheduler);
+    let tool = client(&socket, ClientKind::Scheduler);
     criterion.bench_function("negotiate", |bencher| {
         bencher.iter(|| tool.negotiate(negotiation()).expect("a chunk size"));
     });

@@ -13,7 +13,7 @@ use kvasir::cache::turn::{Progress, Turn, Work};
 use kvasir::cache::{slabs, *};
 use kvasir::geometry::ObjectKind;
 use kvasir::keys::ChunkKey;
-use kvasir::pool::FRAME_BYTES;
+use kvasir::object::*;
 use kvasir::shm::heap::keep_freed_memory;
 use kvasir::shm::lock::try_lock_byte;
 use kvasir::shm::{Mapping, ReadWrite};
@@ -24,6 +24,16 @@ mod report;
 
 const SIZES: [u32; 3] = [10_000, 100_000, 1_000_000];
 const CHUNK: u32 = 64;
+/// Asks for the first part of an object.
+fn parts(domain_seed: ChunkKey, label: u64, part: u16, ids: &[ObjectId]) -> RetrieveRequest {
+    RetrieveRequest {
+        domain_seed,
+        label,
+        part,
+        ids: ids.to_vec(),
+    }
+}
+
 /// Items of a long commit.
 const ITEMS: u32 = 8192;
 /// Chunks of a chain: a quarter of what a client may pin in the smallest pool.
@@ -280,12 +290,12 @@ impl Bench {
                 .collect();
             let request = CommitRequest {
                 domain_seed: seed(domain),
-                items: &items,
-                extents: &extents,
-                supersedes: &[],
-                credit_bytes: 0,
+                items: items.to_vec(),
+                extents: extents.to_vec(),
+                supersedes: vec![],
+                grant_bytes: 0,
             };
-            let answer = self.drive(Committing::new(peer.id, request), slices);
+            let answer = self.drive(Committing::new(peer.id, &request), slices);
             let stored_all = |outcome: &CommitOutcome| {
                 matches!(outcome, CommitOutcome::Published | CommitOutcome::PartAccepted)
             };
@@ -302,10 +312,10 @@ impl Bench {
         };
         let found = self
             .core
-            .retrieve(peer.id, seed(1), 0, 0, &[id])
+            .retrieve(peer.id, &parts(seed(1), 0, 0, &[id]))
             .expect("a retrieve");
         self.core.release(peer.id, &[found.pin]).expect("its pin");
-        (id, found.places[0].incarnation)
+        (id, found.locations[0].incarnation)
     }
 
     fn run(&mut self) {
@@ -376,7 +386,7 @@ impl Bench {
         };
         let held = self
             .core
-            .retrieve(engine.id, seed(1), 0, 0, &[id])
+            .retrieve(engine.id, &parts(seed(1), 0, 0, &[id]))
             .expect("a retrieve");
         let named = [self.read(&engine, first, 0)];
         self.measure(

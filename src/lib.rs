@@ -9,6 +9,8 @@ pub mod geometry;
 
 pub mod keys;
 
+pub mod object;
+
 pub mod sync;
 
 pub mod shm;

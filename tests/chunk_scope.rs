@@ -9,7 +9,9 @@ use client_support::{Engine, Group, Place, Shape, eventually};
 use common::{RawClient, ServerProcess};
 use kvasir::client::{KvGroupPages, LayerPages, LoadRequest, ObjectGroupPages, StoreOutcome, StoreRequest};
 use kvasir::control::ChunkWord;
+use kvasir::geometry::ObjectKind;
 use kvasir::keys::{Extras, KeyChain};
+use kvasir::object::*;
 use kvasir::wire::*;
 use serde_json::json;
 
@@ -34,8 +36,7 @@ fn shape(alignment: u64) -> Shape {
     Shape {
         alignment,
         groups: vec![Group {
-            kind: GroupKind::Full,
-            window: 0,
+            kind: ObjectKind::Full,
             pages: ObjectGroupPages {
                 group: 0,
                 kv_groups: vec![KvGroupPages {
@@ -207,7 +208,7 @@ fn a_connection_has_the_size_of_the_domain_it_negotiated_in() {
         ErrorCode::NotNegotiated
     );
     assert_eq!(
-        code(&mut two, Request::Grant(Grant::of(1))),
+        code(&mut two, Request::Grant(GrantRequest::of(1))),
         ErrorCode::NotNegotiated
     );
     assert_eq!(code(&mut two, Request::GetChunkSize), ErrorCode::NotNegotiated);

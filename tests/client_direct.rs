@@ -9,13 +9,13 @@ use std::time::Duration;
 use client_support::*;
 use kvasir::client::{Client, ClientConfig, LookupAnswer, StoreOutcome, StoreRequest};
 use kvasir::keys::KeyChain;
-use kvasir::wire::{Lookup, PeerKind};
+use kvasir::object::{ClientKind, Lookup};
 use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 /// A scheduler, or a tool that looks up by message.
-fn looker(place: &Place, kind: PeerKind) -> Client {
+fn looker(place: &Place, kind: ClientKind) -> Client {
     let mut config = ClientConfig::new(place.socket(), kind, "looker", [9; 16]);
     config.deadline = WATCHDOG;
     let client = Client::new(config).unwrap();
@@ -29,7 +29,7 @@ fn items(chain: &KeyChain, chunks: usize) -> Vec<StoreRequest> {
         .collect()
 }
 
-fn told(answer: &LookupAnswer) -> (u64, Vec<kvasir::wire::LoadItem>, Vec<u64>, bool) {
+fn told(answer: &LookupAnswer) -> (u64, Vec<kvasir::object::LoadItem>, Vec<u64>, bool) {
     let present = answer.present_tokens.clone();
     (answer.hit_tokens, answer.loads.clone(), present, answer.degraded)
 }
@@ -39,8 +39,8 @@ fn answers_are_those_of_the_server_and_are_counted() {
     let place = Place::with_server();
     let engine = Engine::start(&place, &Shape::plain(64, 0), 1);
     let (own, asking) = (
-        looker(&place, PeerKind::Scheduler),
-        looker(&place, PeerKind::Tool),
+        looker(&place, ClientKind::Scheduler),
+        looker(&place, ClientKind::Tool),
     );
     let mut random = StdRng::seed_from_u64(1);
     let (mut asked, mut hit) = (0, 0);
@@ -59,7 +59,7 @@ fn answers_are_those_of_the_server_and_are_counted() {
                 pin: random.random(),
                 ..lookup(engine.seed(), &chain, 3, 16)
             };
-            let answers = [&own, &asking].map(|client| client.lookup(question.clone()).unwrap());
+            let answers = [&own, &asking].map(|client| client.lookup(&question.as_request()).unwrap());
             assert_eq!(told(&answers[0]), told(&answers[1]), "{question:?}");
             assert_eq!(answers[0].pin.is_some(), answers[1].pin.is_some());
             asked += 1;
@@ -108,13 +108,13 @@ fn churn(engine: &Engine, place: &Place, salt: &mut u32, times: u64) {
 fn a_pin_of_the_deepest_chunk_keeps_the_whole_prefix_until_it_is_released() {
     let place = Place::with_server();
     let engine = Engine::start(&place, &Shape::plain(64, 0), 1);
-    let scheduler = looker(&place, PeerKind::Scheduler);
+    let scheduler = looker(&place, ClientKind::Scheduler);
     engine.fill(5);
     let chain = engine.chain(20 * CHUNK + 1, 1);
     assert_published(&engine.client.store(&items(&chain, 20), &[]).unwrap());
     let question = || lookup(engine.seed(), &chain, 4, 16);
-    let first = scheduler.lookup(question()).unwrap();
-    let second = scheduler.lookup(question()).unwrap();
+    let first = scheduler.lookup(&question().as_request()).unwrap();
+    let second = scheduler.lookup(&question().as_request()).unwrap();
     assert_eq!((first.hit_tokens, first.loads.len()), (20 * 64, 20));
     let row = |status: &serde_json::Value| {
         let clients = status["clients"].as_array().unwrap().clone();
@@ -136,7 +136,7 @@ fn a_pin_of_the_deepest_chunk_keeps_the_whole_prefix_until_it_is_released() {
     scheduler.release(&[first.pin.unwrap()]).unwrap();
     churn(&engine, &place, &mut salt, 1000);
     assert_eq!(
-        scheduler.lookup(question()).unwrap().hit_tokens,
+        scheduler.lookup(&question().as_request()).unwrap().hit_tokens,
         20 * 64,
         "one pin is enough"
     );
@@ -148,7 +148,7 @@ fn a_pin_of_the_deepest_chunk_keeps_the_whole_prefix_until_it_is_released() {
     assert_eq!(row(&place.status())["pin_words"], 0);
     churn(&engine, &place, &mut salt, 2000);
     assert_eq!(
-        scheduler.lookup(question()).unwrap().hit_tokens,
+        scheduler.lookup(&question().as_request()).unwrap().hit_tokens,
         0,
         "it was the oldest"
     );
@@ -159,12 +159,16 @@ fn a_pin_of_the_deepest_chunk_keeps_the_whole_prefix_until_it_is_released() {
 fn a_client_keeps_a_quarter_of_the_pool_by_its_own_account() {
     let place = Place::with_server();
     let engine = Engine::start(&place, &Shape::plain(64, 0), 1);
-    let scheduler = looker(&place, PeerKind::Scheduler);
+    let scheduler = looker(&place, ClientKind::Scheduler);
     let prompts: Vec<KeyChain> = (0..10).map(|salt| engine.chain(60 * CHUNK + 1, salt)).collect();
     for chain in &prompts {
         assert_published(&engine.client.store(&items(chain, 60), &[]).unwrap());
     }
-    let ask = |chain| scheduler.lookup(lookup(engine.seed(), chain, 6, 16)).unwrap();
+    let ask = |chain| {
+        scheduler
+            .lookup(&lookup(engine.seed(), chain, 6, 16).as_request())
+            .unwrap()
+    };
     let hits: Vec<u64> = prompts.iter().map(|chain| ask(chain).hit_tokens / 64).collect();
     assert_eq!(
         hits,
@@ -189,12 +193,12 @@ fn a_client_keeps_a_quarter_of_the_pool_by_its_own_account() {
 fn pin_words_run_out_without_harm() {
     let place = Place::with_server();
     let engine = Engine::start(&place, &Shape::plain(64, 0), 1);
-    let scheduler = looker(&place, PeerKind::Scheduler);
+    let scheduler = looker(&place, ClientKind::Scheduler);
     let chain = engine.chain(CHUNK + 1, 1);
     assert_published(&engine.client.store(&items(&chain, 1), &[]).unwrap());
     let ask = |session| {
         scheduler
-            .lookup(lookup(engine.seed(), &chain, session, 16))
+            .lookup(&lookup(engine.seed(), &chain, session, 16).as_request())
             .unwrap()
     };
     for number in 0..4096 {
@@ -220,7 +224,7 @@ fn when_pin_words_run_out_the_oldest_session_gives_way() {
     place.start();
     place.wait_prefaulted();
     let engine = Engine::start(&place, &Shape::plain(64, 0), 1);
-    let scheduler = looker(&place, PeerKind::Scheduler);
+    let scheduler = looker(&place, ClientKind::Scheduler);
     let (old, new) = (engine.chain(CHUNK + 1, 1), engine.chain(CHUNK + 1, 2));
     engine.fill(1);
     let bytes = engine.block(0, 0, 1);
@@ -228,7 +232,7 @@ fn when_pin_words_run_out_the_oldest_session_gives_way() {
     assert_published(&engine.client.store(&items(&new, 1), &[]).unwrap());
     let ask = |chain, session| {
         scheduler
-            .lookup(lookup(engine.seed(), chain, session, 16))
+            .lookup(&lookup(engine.seed(), chain, session, 16).as_request())
             .unwrap()
     };
     // The first session holds the old object, the next ones the new one.
@@ -266,8 +270,12 @@ fn when_pin_words_run_out_the_oldest_session_gives_way() {
         assert_eq!(ask(&new, 10_000 + session).hit_tokens, 64);
     }
     // A single session that fills all words gives its own oldest, and no more than it needs.
-    let alone = looker(&place, PeerKind::Scheduler);
-    let ask_alone = || alone.lookup(lookup(engine.seed(), &new, 3, 16)).unwrap();
+    let alone = looker(&place, ClientKind::Scheduler);
+    let ask_alone = || {
+        alone
+            .lookup(&lookup(engine.seed(), &new, 3, 16).as_request())
+            .unwrap()
+    };
     for _ in 0..4100 {
         assert_eq!(ask_alone().hit_tokens, 64);
     }
@@ -315,7 +323,7 @@ fn readers_beside_a_writer_that_evicts_all_the_time() {
         .map(|number| {
             let (stop, latest, pages) = (Arc::clone(&stop), Arc::clone(&latest), pages.clone());
             let engine = Engine::start(&place, &shape, 10 + number);
-            let scheduler = looker(&place, PeerKind::Scheduler);
+            let scheduler = looker(&place, ClientKind::Scheduler);
             std::thread::spawn(move || {
                 let mut random = StdRng::seed_from_u64(number.into());
                 let (mut hits, mut loads) = (0, 0);
@@ -324,7 +332,9 @@ fn readers_beside_a_writer_that_evicts_all_the_time() {
                     let back = random.random_range(0..40);
                     let salt = latest.load(Ordering::Relaxed).saturating_sub(back) as u32;
                     let chain = engine.chain(32 * CHUNK + 1, salt);
-                    let hit = scheduler.lookup(lookup(engine.seed(), &chain, 1, 16)).unwrap();
+                    let hit = scheduler
+                        .lookup(&lookup(engine.seed(), &chain, 1, 16).as_request())
+                        .unwrap();
                     let Some(load) = hit.loads.last() else { continue };
                     hits += 1;
                     engine.fill(7);
@@ -373,13 +383,17 @@ fn readers_beside_a_writer_that_evicts_all_the_time() {
 fn a_new_server_is_asked_anew() {
     let mut place = Place::with_server();
     let engine = Engine::start(&place, &Shape::plain(64, 0), 1);
-    let mut config = ClientConfig::new(place.socket(), PeerKind::Scheduler, "looker", [9; 16]);
+    let mut config = ClientConfig::new(place.socket(), ClientKind::Scheduler, "looker", [9; 16]);
     config.heartbeat = Duration::from_millis(100);
     let scheduler = Client::new(config).unwrap();
     scheduler.negotiate(engine.shape.negotiation()).unwrap();
     let chain = engine.chain(2 * CHUNK + 1, 1);
     assert_published(&engine.client.store(&items(&chain, 2), &[]).unwrap());
-    let ask = || scheduler.lookup(lookup(engine.seed(), &chain, 1, 16)).unwrap();
+    let ask = || {
+        scheduler
+            .lookup(&lookup(engine.seed(), &chain, 1, 16).as_request())
+            .unwrap()
+    };
     let old = ask();
     assert_eq!(old.hit_tokens, 128);
     // Stopped, it is missed by nobody who only looks.

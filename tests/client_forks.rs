@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 
 use common::*;
 use kvasir::client::{Client, ClientConfig};
+use kvasir::object::*;
 use kvasir::wire::*;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
@@ -106,7 +107,7 @@ fn a_victim() {
 }
 
 fn library_client(socket: &Path) -> Client {
-    let mut config = ClientConfig::new(socket, PeerKind::Worker, "engine", [7; 16]);
+    let mut config = ClientConfig::new(socket, ClientKind::Worker, "engine", [7; 16]);
     config.deadline = WATCHDOG;
     config.credit_bytes = 0;
     let client = Client::new(config).unwrap();
@@ -116,16 +117,19 @@ fn library_client(socket: &Path) -> Client {
     client.negotiate(request).unwrap();
     client.register(registration()).unwrap();
     assert!(client.reserve(4 * CHUNK_BYTES).unwrap() >= 4 * CHUNK_BYTES);
-    let found = client.lookup(Lookup {
-        domain_seed: client.domain_seed().unwrap(),
-        session: 1,
-        keys: vec![key(1)],
-        tails: vec![],
-        max_tokens: u64::MAX,
-        local_tokens: 0,
-        pin: true,
-        describe: false,
-    });
+    let found = client.lookup(
+        &Lookup {
+            domain_seed: client.domain_seed().unwrap(),
+            label: 1,
+            keys: vec![key(1)],
+            tails: TailList::default(),
+            max_tokens: u64::MAX,
+            local_tokens: 0,
+            pin: true,
+            describe: false,
+        }
+        .as_request(),
+    );
     assert!(found.unwrap().pin.is_some());
     client
 }

@@ -15,7 +15,9 @@ use kvasir::cache::index::Index;
 use kvasir::client::{Client, ClientConfig, KvMemory, StoreOutcome};
 use kvasir::control::{BootInfo, ControlRegion};
 use kvasir::copy::HostMemory;
+use kvasir::geometry::ObjectKind;
 use kvasir::keys::{ChunkKey, DomainFields};
+use kvasir::object::*;
 use kvasir::pool::ABI_VERSION;
 use kvasir::shm::fdpass::send_with_fds;
 use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
@@ -213,7 +215,7 @@ fn seed(request: &RegisterKvCache) -> ChunkKey {
 }
 
 fn client(socket: &Path) -> Client {
-    let mut config = ClientConfig::new(socket, PeerKind::Worker, "test", [1; 16]);
+    let mut config = ClientConfig::new(socket, ClientKind::Worker, "test", [1; 16]);
     config.deadline = Duration::from_millis(300);
     config.heartbeat = Duration::from_millis(50);
     config.credit_bytes = FRAME;
@@ -221,7 +223,7 @@ fn client(socket: &Path) -> Client {
 }
 
 fn ready(socket: &Path, shape: &Shape) -> Client {
-    let mut config = ClientConfig::new(socket, PeerKind::Worker, "test", [1; 16]);
+    let mut config = ClientConfig::new(socket, ClientKind::Worker, "test", [1; 16]);
     config.deadline = WATCHDOG;
     config.heartbeat = Duration::from_millis(50);
     let client = Client::new(config).unwrap();
@@ -329,7 +331,7 @@ fn a_server_that_cannot_serve_for_now_is_away() {
         for (stage, fails) in stages.into_iter().enumerate() {
             let refusal = move || plain(Reply::Error(WireError::new(code, "not now: 12 of 12", [12, 12])));
             let fake = Fake::new(move |request, _| fails(request).then(refusal));
-            let mut config = ClientConfig::new(fake.socket(), PeerKind::Worker, "test", [1; 16]);
+            let mut config = ClientConfig::new(fake.socket(), ClientKind::Worker, "test", [1; 16]);
             config.deadline = WATCHDOG;
             config.heartbeat = Duration::from_millis(50);
             let client = Client::new(config).unwrap();
@@ -405,7 +407,7 @@ fn a_server_that_is_stopping_is_away() {
     };
     for (stage, stops) in stages.into_iter().enumerate() {
         let fake = Fake::new(move |request, _| stops(request).then(stopping));
-        let mut config = ClientConfig::new(fake.socket(), PeerKind::Worker, "test", [1; 16]);
+        let mut config = ClientConfig::new(fake.socket(), ClientKind::Worker, "test", [1; 16]);
         config.deadline = WATCHDOG;
         config.heartbeat = 100 * WATCHDOG; // too late to help
         let client = Client::new(config).unwrap();
@@ -429,7 +431,7 @@ fn a_server_that_is_stopping_is_away() {
         fake.set(move |request, _| matches!(request, Request::Lookup(_)).then(stopping));
         let question = lookup(seed, &chain(seed, CHUNK + 1, 1), 1, 16);
         let before = client.stats().reconnects;
-        assert!(client.lookup(question).unwrap().degraded);
+        assert!(client.lookup(&question.as_request()).unwrap().degraded);
         eventually("the server after it", || client.is_healthy());
         assert_eq!(client.stats().reconnects, before + 1);
     }
@@ -444,7 +446,7 @@ fn a_reply_that_is_wrong_drops_the_connection_and_not_the_engine() {
         || Answer::Bytes(vec![0xff; 4096]),
         || Answer::Close,
         || {
-            plain(Reply::Commit(CommitReply {
+            plain(Reply::Commit(CommitAnswer {
                 outcomes: vec![CommitOutcome::Published; 7], // for one item
                 granted: vec![],
             }))
@@ -466,7 +468,12 @@ fn a_reply_that_is_wrong_drops_the_connection_and_not_the_engine() {
             request => grant(request),
         });
         let before = client.stats().reconnects;
-        assert!(client.lookup(lookup(seed, &chain, 1, 16)).unwrap().degraded);
+        assert!(
+            client
+                .lookup(&lookup(seed, &chain, 1, 16).as_request())
+                .unwrap()
+                .degraded
+        );
         eventually("recovery", || client.is_healthy());
         assert_eq!(
             client.load(1, 0, &[load_chunk(&chain, 0, four(1))]).unwrap(),
@@ -555,7 +562,7 @@ fn loads_whose_frames_were_reused_fail() {
     let client = ready(&fake.socket(), &shape);
     let chain = chain(client.domain_seed().unwrap(), CHUNK + 1, 1);
     let bytes = 2 * 4 * 1024;
-    let place = PartPlace {
+    let place = PartLocation {
         incarnation: 77,
         bytes,
         checksum: 0,
@@ -564,11 +571,11 @@ fn loads_whose_frames_were_reused_fail() {
         tokens: CHUNK as u32,
         held_from: 0,
     };
-    let load = |place: PartPlace, extent: Extent| {
+    let load = |place: PartLocation, extent: Extent| {
         fake.set(move |request, _| match request {
-            Request::Retrieve(_) => Some(plain(Reply::Retrieve(RetrieveReply {
+            Request::Retrieve(_) => Some(plain(Reply::Retrieve(RetrieveAnswer {
                 pin: 1,
-                places: vec![place],
+                locations: vec![place],
                 extents: vec![extent],
             }))),
             _ => None,
@@ -587,20 +594,20 @@ fn loads_whose_frames_were_reused_fail() {
     fake.regions.set_epoch(4, 77);
     for (wrong, extent) in [
         (
-            PartPlace {
+            PartLocation {
                 incarnation: 0,
                 ..place
             },
             extent,
         ),
         (
-            PartPlace {
+            PartLocation {
                 bytes: bytes - 1,
                 ..place
             },
             extent,
         ),
-        (PartPlace { tokens: 32, ..place }, extent),
+        (PartLocation { tokens: 32, ..place }, extent),
         (
             place,
             Extent {
@@ -617,7 +624,7 @@ fn loads_whose_frames_were_reused_fail() {
         ),
         (place, Extent { frame: 4, count: 0 }),
         (
-            PartPlace {
+            PartLocation {
                 extent_count: 0,
                 ..place
             },
@@ -641,20 +648,15 @@ fn loads_whose_frames_were_reused_fail() {
 /// A description of a domain that cannot be is not looked up with, and not taken for a miss.
 #[test]
 fn a_domain_that_cannot_be_drops_the_connection() {
-    let group = |group, bit, kind, window_tokens| GroupShape {
-        group,
-        kind,
-        window_tokens,
-        bit,
-    };
+    let group = |group, bit, kind| GroupShape { group, kind, bit };
     let sound = DomainShape {
         domain: 0,
         chunk_size: CHUNK as u32,
         alignment: 16,
         anchor: Some(0),
         groups: vec![
-            group(0, 1, GroupKind::Full, 0),
-            group(1, 2, GroupKind::SlidingWindow, 32),
+            group(0, 1, ObjectKind::Full),
+            group(1, 2, ObjectKind::Window { tokens: 32 }),
         ],
         kept_frames_max: FRAMES,
     };
@@ -668,7 +670,7 @@ fn a_domain_that_cannot_be_drops_the_connection() {
         with(|shape| shape.groups.reverse()),
         with(|shape| shape.groups[1].bit = 1),
         with(|shape| shape.groups[1].bit = 6),
-        with(|shape| shape.groups[1].window_tokens = 0),
+        with(|shape| shape.groups[1].kind = ObjectKind::Window { tokens: 0 }),
         with(|shape| shape.anchor = Some(1)),
         with(|shape| shape.anchor = Some(9)),
         with(|shape| shape.alignment = 0),
@@ -678,16 +680,16 @@ fn a_domain_that_cannot_be_drops_the_connection() {
     let described = |shape: DomainShape| {
         let fake = Fake::new(move |request, _| {
             matches!(request, Request::Lookup(_)).then(|| {
-                plain(Reply::Lookup(LookupReply {
+                plain(Reply::Lookup(LookupAnswer {
                     shape: Some(shape.clone()),
-                    ..LookupReply::default()
+                    ..LookupAnswer::default()
                 }))
             })
         });
         let client = ready(&fake.socket(), &Shape::plain(64, 0));
         let seed = client.domain_seed().unwrap();
         let hit = client
-            .lookup(lookup(seed, &chain(seed, CHUNK + 1, 1), 1, 16))
+            .lookup(&lookup(seed, &chain(seed, CHUNK + 1, 1), 1, 16).as_request())
             .unwrap();
         (hit.hit_tokens, hit.degraded)
     };

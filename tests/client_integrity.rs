@@ -4,11 +4,12 @@ mod client_support;
 
 use client_support::*;
 use kvasir::client::{ClientConfig, Damage, LoadRequest, LookupAnswer, StoreRequest, corrupt_pool};
+use kvasir::geometry::ObjectKind;
 use kvasir::keys::KeyChain;
-use kvasir::wire::{GroupKind, Lookup, ObjectId, PeerKind, TailKey};
+use kvasir::object::{ClientKind, Lookup, ObjectId, Tail};
 
 fn damage(place: &Place, damage: Damage) -> u64 {
-    let config = ClientConfig::new(place.socket(), PeerKind::Tool, "corrupt", [0; 16]);
+    let config = ClientConfig::new(place.socket(), ClientKind::Tool, "corrupt", [0; 16]);
     corrupt_pool(config, damage, |_| true).unwrap()
 }
 
@@ -145,8 +146,7 @@ fn a_sound_object_beside_a_corrupt_one_is_loaded() {
 fn windowed() -> Shape {
     let mut shape = Shape::plain(256, 0);
     let mut window = shape.groups[0].clone();
-    window.kind = GroupKind::SlidingWindow;
-    window.window = 40;
+    window.kind = ObjectKind::Window { tokens: 40 };
     window.pages.group = 1;
     for layer in &mut window.pages.kv_groups[0].layers {
         layer.region += 2;
@@ -172,7 +172,7 @@ fn lookup_in_second_chunk(engine: &Engine, salt: u32, tokens: u64) -> LookupAnsw
     let request = Lookup {
         max_tokens: tokens,
         tails: tails
-            .map(|(tokens, key)| TailKey {
+            .map(|(tokens, key)| Tail {
                 key,
                 chunk: 1,
                 tokens,
@@ -180,7 +180,7 @@ fn lookup_in_second_chunk(engine: &Engine, salt: u32, tokens: u64) -> LookupAnsw
             .collect(),
         ..lookup(engine.seed(), &chain, 5, BLOCK as u32)
     };
-    engine.client.lookup(request).unwrap()
+    engine.client.lookup(&request.as_request()).unwrap()
 }
 
 /// A window's object that was stored after the window had moved on begins with holes. It serves the end of its chunk and

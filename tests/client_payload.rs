@@ -10,7 +10,9 @@ use kvasir::client::{
     StoreRequest, Ticket,
 };
 use kvasir::copy::CopyEngine;
-use kvasir::wire::{ErrorCode, GroupKind, ObjectId, PeerKind};
+use kvasir::geometry::ObjectKind;
+use kvasir::object::{ClientKind, ObjectId};
+use kvasir::wire::ErrorCode;
 
 /// Rows of one page per token: latent attention, single bytes, odd sizes, more than a page of memory.
 #[test]
@@ -323,9 +325,8 @@ fn hybrid() -> Shape {
         tokens_per_block,
         layers,
     };
-    let group = |group, kind, window, kv_groups| Group {
+    let group = |group, kind, kv_groups| Group {
         kind,
-        window,
         pages: ObjectGroupPages { group, kv_groups },
     };
     Shape {
@@ -333,8 +334,7 @@ fn hybrid() -> Shape {
         groups: vec![
             group(
                 0,
-                GroupKind::Full,
-                0,
+                ObjectKind::Full,
                 vec![
                     kv(16, vec![layer(0, 0, 1000, 24), layer(1, 0, 17, 0)]),
                     kv(32, vec![layer(2, 8, 4097, 7)]),
@@ -342,14 +342,12 @@ fn hybrid() -> Shape {
             ),
             group(
                 1,
-                GroupKind::SlidingWindow,
-                40,
+                ObjectKind::Window { tokens: 40 },
                 vec![kv(16, vec![layer(3, 0, 500, 0)])],
             ),
             group(
                 2,
-                GroupKind::Recurrent,
-                0,
+                ObjectKind::Recurrent,
                 vec![kv(32, vec![layer(4, 0, 70_000, 0)])],
             ),
         ],
@@ -440,12 +438,12 @@ fn an_object_of_two_ranks_is_visible_when_both_parts_are_there() {
     workers[1].fill(200);
     let chain = workers[0].chain(CHUNK + 1, 1);
     let part = |part| [store_chunk(&chain, 0, part, four(1))];
-    let scheduler = ClientConfig::new(place.socket(), PeerKind::Scheduler, "scheduler", [1; 16]);
+    let scheduler = ClientConfig::new(place.socket(), ClientKind::Scheduler, "scheduler", [1; 16]);
     let scheduler = kvasir::client::Client::new(scheduler).unwrap();
     scheduler.negotiate(workers[0].shape.negotiation()).unwrap();
     let ask = || {
         scheduler
-            .lookup(lookup(workers[0].seed(), &chain, 1, 16))
+            .lookup(&lookup(workers[0].seed(), &chain, 1, 16).as_request())
             .unwrap()
     };
 
@@ -486,7 +484,7 @@ fn an_object_of_two_ranks_is_visible_when_both_parts_are_there() {
     assert_eq!(outcome, [StoreOutcome::Skipped]);
     assert_eq!(
         scheduler
-            .lookup(lookup(workers[0].seed(), &second, 1, 16))
+            .lookup(&lookup(workers[0].seed(), &second, 1, 16).as_request())
             .unwrap()
             .hit_tokens,
         0
@@ -538,7 +536,7 @@ fn tickets_answer_once_and_cancelled_ones_keep_nothing_pinned() {
     ];
     assert_published(&engine.client.store(&items, &[]).unwrap());
     let request = lookup(engine.seed(), &chain, 1, 16);
-    let ticket = engine.client.lookup_start(request.clone()).unwrap();
+    let ticket = engine.client.lookup_start(&request.as_request()).unwrap();
     let hit = engine.client.lookup_poll(ticket, WATCHDOG).unwrap().unwrap();
     assert_eq!(hit.hit_tokens, 128);
     engine.client.release(&[hit.pin.unwrap()]).unwrap();
@@ -554,7 +552,7 @@ fn tickets_answer_once_and_cancelled_ones_keep_nothing_pinned() {
     );
 
     for _ in 0..100 {
-        let ticket = engine.client.lookup_start(request.clone()).unwrap();
+        let ticket = engine.client.lookup_start(&request.as_request()).unwrap();
         engine.client.lookup_cancel(ticket);
         engine.client.lookup_cancel(ticket); // ended: ignored
     }

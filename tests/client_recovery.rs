@@ -581,7 +581,7 @@ fn a_closed_client_is_a_client_without_a_server() {
     let engine = engine(&place);
     let ticket = engine
         .client
-        .lookup_start(lookup(engine.seed(), &engine.chain(100, 1), 1, 16))
+        .lookup_start(&lookup(engine.seed(), &engine.chain(100, 1), 1, 16).as_request())
         .unwrap();
     engine.client.close();
     assert!(engine.client.lookup_poll(ticket, WATCHDOG).unwrap().is_some());
@@ -589,7 +589,7 @@ fn a_closed_client_is_a_client_without_a_server() {
     assert!(engine.lookup(&chain, 1).degraded);
     let late = engine
         .client
-        .lookup_start(lookup(engine.seed(), &chain, 1, 16))
+        .lookup_start(&lookup(engine.seed(), &chain, 1, 16).as_request())
         .unwrap();
     assert!(
         engine

@@ -8,6 +8,7 @@ use std::fs;
 use common::*;
 use doctor_support::*;
 use kvasir::client::{Client, ClientConfig, Maps};
+use kvasir::object::*;
 use kvasir::wire::*;
 
 /// What the doctor says of the server alone: (severity, name), and all of it as text.
@@ -91,7 +92,7 @@ fn a_client_that_has_used_up_its_pins_is_named() {
     let server = ready_16();
     let mut worker = server.worker();
     store(&mut worker, 7);
-    let mut config = ClientConfig::new(server.socket(), PeerKind::Scheduler, "pin collector", [3; 16]);
+    let mut config = ClientConfig::new(server.socket(), ClientKind::Scheduler, "pin collector", [3; 16]);
     config.maps = Maps::Index;
     let client = Client::new(config).unwrap();
     let Request::Negotiate(negotiation) = negotiate(ALIGNMENT) else {
@@ -103,7 +104,7 @@ fn a_client_that_has_used_up_its_pins_is_named() {
     };
     let limit = server.status()["limits"]["pin_words"].as_u64().unwrap();
     for _ in 0..limit {
-        let answer = client.lookup(question.clone()).unwrap();
+        let answer = client.lookup(&question.as_request()).unwrap();
         assert_eq!(answer.hit_tokens, CHUNK);
     }
     assert_only(
@@ -208,14 +209,14 @@ fn damage_is_found() {
     let mut worker = server.worker();
     store(&mut worker, 1);
     let domain_seed = worker.seed.unwrap();
-    let retrieve = Request::Retrieve(Retrieve {
+    let retrieve = Request::Retrieve(RetrieveRequest {
         domain_seed,
-        session: 1,
+        label: 1,
         part: 0,
         ids: vec![object(1)],
     });
     let incarnation = match worker.call(&retrieve) {
-        Reply::Retrieve(reply) => reply.places[0].incarnation,
+        Reply::Retrieve(reply) => reply.locations[0].incarnation,
         other => panic!("{other:?}"),
     };
     assert_well(&server);

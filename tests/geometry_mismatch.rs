@@ -7,14 +7,16 @@ use client_support::*;
 use kvasir::client::{
     ClientError, KvGroupPages, LayerPages, LoadRequest, ObjectGroupPages, StoreOutcome, StoreRequest,
 };
+use kvasir::geometry::ObjectKind;
 use kvasir::geometry::fingerprint::{FingerprintInput, GroupFingerprint, LayerFingerprint, fingerprint};
-use kvasir::wire::{ErrorCode, GroupKind, ObjectId, RegisterKvCache, WireError};
+use kvasir::object::ObjectId;
+use kvasir::wire::{ErrorCode, RegisterKvCache, WireError};
 use serde_json::json;
 
 /// Bytes of a block of each of three groups.
 const SIZES: [u64; 3] = [1000, 512, 4097];
 
-fn group(number: u16, kind: GroupKind, window: u64, page_bytes: u64) -> Group {
+fn group(number: u16, kind: ObjectKind, page_bytes: u64) -> Group {
     let layer = LayerPages {
         region: number,
         offset: 0,
@@ -23,7 +25,6 @@ fn group(number: u16, kind: GroupKind, window: u64, page_bytes: u64) -> Group {
     };
     Group {
         kind,
-        window,
         pages: ObjectGroupPages {
             group: number,
             kv_groups: vec![KvGroupPages {
@@ -48,9 +49,9 @@ fn shape(groups: Vec<Group>) -> Shape {
 /// Full attention, a window of two blocks, and full attention again: all of a chunk is needed to resume.
 fn three_groups() -> Shape {
     shape(vec![
-        group(0, GroupKind::Full, 0, SIZES[0]),
-        group(1, GroupKind::SlidingWindow, 32, SIZES[1]),
-        group(2, GroupKind::Full, 0, SIZES[2]),
+        group(0, ObjectKind::Full, SIZES[0]),
+        group(1, ObjectKind::Window { tokens: 32 }, SIZES[1]),
+        group(2, ObjectKind::Full, SIZES[2]),
     ])
 }
 
@@ -93,7 +94,7 @@ fn an_unbound_server_takes_its_size_from_the_first_model_and_refuses_one_that_do
         request.spans = spans
             .iter()
             .enumerate()
-            .map(|(group, &tokens)| kvasir::wire::GroupSpan {
+            .map(|(group, &tokens)| kvasir::object::GroupSpan {
                 group: group as u32,
                 tokens,
             })
@@ -138,21 +139,21 @@ fn a_registration_with_other_group_sizes_is_refused_and_copies_nothing() {
     let before = place.status();
 
     let sum = SIZES.iter().sum();
-    let joined = shape(vec![group(0, GroupKind::Full, 0, sum)]);
+    let joined = shape(vec![group(0, ObjectKind::Full, sum)]);
     let swapped = shape(vec![
-        group(0, GroupKind::Full, 0, SIZES[1]),
-        group(1, GroupKind::SlidingWindow, 32, SIZES[0]),
-        group(2, GroupKind::Full, 0, SIZES[2]),
+        group(0, ObjectKind::Full, SIZES[1]),
+        group(1, ObjectKind::Window { tokens: 32 }, SIZES[0]),
+        group(2, ObjectKind::Full, SIZES[2]),
     ]);
     let narrower = shape(vec![
-        group(0, GroupKind::Full, 0, SIZES[0]),
-        group(1, GroupKind::SlidingWindow, 16, SIZES[1]),
-        group(2, GroupKind::Full, 0, SIZES[2]),
+        group(0, ObjectKind::Full, SIZES[0]),
+        group(1, ObjectKind::Window { tokens: 16 }, SIZES[1]),
+        group(2, ObjectKind::Full, SIZES[2]),
     ]);
     let smaller_window_pages = shape(vec![
-        group(0, GroupKind::Full, 0, SIZES[0]),
-        group(1, GroupKind::SlidingWindow, 32, SIZES[1] / 2),
-        group(2, GroupKind::Full, 0, SIZES[2]),
+        group(0, ObjectKind::Full, SIZES[0]),
+        group(1, ObjectKind::Window { tokens: 32 }, SIZES[1] / 2),
+        group(2, ObjectKind::Full, SIZES[2]),
     ]);
     for (other, field, numbers) in [
         (&joined, "unit bytes", [0, SIZES[0], sum]),
@@ -196,7 +197,7 @@ fn pages_of_another_size_than_registered_are_refused_and_copy_nothing() {
     store_groups(&engine, &[0, 1, 2]);
     // The engine's tensors are laid out anew, with half the page in the window's group.
     let mut other = three_groups();
-    other.groups[1] = group(1, GroupKind::SlidingWindow, 32, SIZES[1] / 2);
+    other.groups[1] = group(1, ObjectKind::Window { tokens: 32 }, SIZES[1] / 2);
     let changed = newcomer(&place, &other, 2);
     changed.client.register(three_groups().registration()).unwrap();
     changed.fill(2);

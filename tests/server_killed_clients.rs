@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use common::*;
 use kvasir::client::{Client, ClientConfig, ClientError, LookupAnswer};
+use kvasir::geometry::ObjectKind;
+use kvasir::object::*;
 use kvasir::wire::*;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -99,7 +101,7 @@ fn engine(server: &ServerProcess, deadline: Duration) -> Client {
 }
 
 fn engine_at(socket: &Path, deadline: Duration) -> Client {
-    let mut config = ClientConfig::new(socket, PeerKind::Worker, "engine", [7; 16]);
+    let mut config = ClientConfig::new(socket, ClientKind::Worker, "engine", [7; 16]);
     config.deadline = deadline;
     config.heartbeat = Duration::from_millis(200);
     config.credit_bytes = 0;
@@ -118,16 +120,19 @@ fn negotiation() -> Negotiate {
 
 fn look_up(engine: &Client) -> LookupAnswer {
     engine
-        .lookup(Lookup {
-            domain_seed: engine.domain_seed().unwrap(),
-            session: 1,
-            keys: vec![key(1)],
-            tails: vec![],
-            max_tokens: u64::MAX,
-            local_tokens: 0,
-            pin: true,
-            describe: false,
-        })
+        .lookup(
+            &Lookup {
+                domain_seed: engine.domain_seed().unwrap(),
+                label: 1,
+                keys: vec![key(1)],
+                tails: TailList::default(),
+                max_tokens: u64::MAX,
+                local_tokens: 0,
+                pin: true,
+                describe: false,
+            }
+            .as_request(),
+        )
         .unwrap()
 }
 
@@ -187,19 +192,15 @@ fn three_groups() -> RegisterKvCache {
     let mut request = registration();
     request.domain.model = "test/three-groups".into();
     let kinds = [
-        (GroupKind::Full, 0),
-        (GroupKind::SlidingWindow, 65),
-        (GroupKind::Recurrent, 0),
+        ObjectKind::Full,
+        ObjectKind::Window { tokens: 65 },
+        ObjectKind::Recurrent,
     ];
-    let groups = kinds
-        .into_iter()
-        .zip(0..)
-        .map(|((kind, window_tokens), group)| ObjectGroup {
-            group,
-            kind,
-            window_tokens,
-            ..request.groups[0]
-        });
+    let groups = kinds.into_iter().zip(0..).map(|(kind, group)| GroupRegistration {
+        group,
+        kind,
+        ..request.groups[0]
+    });
     request.groups = groups.collect();
     request
 }

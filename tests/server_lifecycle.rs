@@ -11,6 +11,8 @@ use std::process::{Command, Stdio};
 
 use common::*;
 use kvasir::control::Health;
+use kvasir::geometry::ObjectKind;
+use kvasir::object::*;
 use kvasir::wire::*;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -417,21 +419,20 @@ fn a_registration_is_shown_with_its_copy_and_its_bytes() {
     client.hello(true);
     client.attach();
     assert!(matches!(client.negotiate(ALIGNMENT), Reply::Negotiate(_)));
-    let group = |group, kind, window_tokens, unit_bytes| ObjectGroup {
+    let group = |group, kind, unit_bytes| GroupRegistration {
         group,
         kind,
         parts: 2,
         part: 1,
-        window_tokens,
         unit_bytes,
     };
     let request = RegisterKvCache {
         rank: 1,
         world_size: 2,
         groups: vec![
-            group(0, GroupKind::Full, 0, 16384),
-            group(3, GroupKind::SlidingWindow, 128, 656),
-            group(7, GroupKind::Recurrent, 0, 4097),
+            group(0, ObjectKind::Full, 16384),
+            group(3, ObjectKind::Window { tokens: 128 }, 656),
+            group(7, ObjectKind::Recurrent, 4097),
         ],
         stores: false,
         // Whatever a client calls it: text, and no escape sequence on the terminal.

@@ -4,6 +4,8 @@
 mod common;
 
 use common::*;
+use kvasir::geometry::ObjectKind;
+use kvasir::object::*;
 use kvasir::wire::*;
 
 /// Bytes of the formula in docs/operations.md, "Memory of the server".
@@ -113,10 +115,10 @@ fn pins_take_memory_for_what_they_name() {
                 .all(|outcome| *outcome == CommitOutcome::Published)
         );
     });
-    let retrieve = |client: &mut RawClient, session, ids: Vec<ObjectId>| {
-        let request = Request::Retrieve(Retrieve {
+    let retrieve = |client: &mut RawClient, label, ids: Vec<ObjectId>| {
+        let request = Request::Retrieve(RetrieveRequest {
             domain_seed: client.seed.unwrap(),
-            session,
+            label,
             part: 0,
             ids,
         });
@@ -211,13 +213,12 @@ fn registered_parts_take_memory_and_are_bounded() {
     let server = ServerProcess::with_args(&["--pool-size", "80MiB"]);
     server.wait_prefaulted();
     // All ranks of one domain, each with a part of every group.
-    let groups: Vec<ObjectGroup> = (0..32)
-        .map(|group| ObjectGroup {
+    let groups: Vec<GroupRegistration> = (0..32)
+        .map(|group| GroupRegistration {
             group,
             parts: 1024,
             unit_bytes: 1,
-            kind: GroupKind::SlidingWindow,
-            window_tokens: 1 << 20,
+            kind: ObjectKind::Window { tokens: 1 << 20 },
             ..registration().groups[0]
         })
         .collect();
@@ -288,7 +289,7 @@ fn tails_far_apart_are_refused_at_once() {
     let mut server = ServerProcess::start();
     server.wait_prefaulted();
     let (mut evil, mut good) = (server.worker(), server.worker());
-    let tail = |chunk| TailKey {
+    let tail = |chunk| Tail {
         key: key(1),
         chunk,
         tokens: ALIGNMENT as u32,
@@ -296,9 +297,9 @@ fn tails_far_apart_are_refused_at_once() {
     for (first, last) in [(0, u32::MAX - 1), (0, u32::MAX), (u32::MAX - 1, 1)] {
         let request = Request::Lookup(Lookup {
             domain_seed: evil.seed.unwrap(),
-            session: 1,
+            label: 1,
             keys: vec![],
-            tails: vec![tail(first), tail(last)],
+            tails: [tail(first), tail(last)].into_iter().collect(),
             max_tokens: u64::MAX,
             local_tokens: u64::MAX,
             pin: true,

@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use kvasir::object::*;
 use kvasir::wire::*;
 use std::os::fd::AsFd;
 
@@ -359,9 +360,9 @@ fn a_commit_of_a_key_that_exists() {
     );
     // The first copy is the one that is served.
     let seed = culprit.seed.unwrap();
-    let retrieve = Request::Retrieve(Retrieve {
+    let retrieve = Request::Retrieve(RetrieveRequest {
         domain_seed: seed,
-        session: 1,
+        label: 1,
         part: 0,
         ids: vec![object(1)],
     });
@@ -437,28 +438,28 @@ fn requests_before_their_time() {
     let seed = key(0);
     let lookup = Request::Lookup(Lookup {
         domain_seed: seed,
-        session: 0,
+        label: 0,
         keys: vec![key(1)],
-        tails: vec![],
+        tails: TailList::default(),
         max_tokens: 1000,
         local_tokens: 0,
         pin: true,
         describe: false,
     });
-    let retrieve = Request::Retrieve(Retrieve {
+    let retrieve = Request::Retrieve(RetrieveRequest {
         domain_seed: seed,
-        session: 0,
+        label: 0,
         part: 0,
         ids: vec![object(1)],
     });
-    let commit = Request::Commit(Commit {
+    let commit = Request::Commit(CommitRequest {
         domain_seed: seed,
         items: vec![],
         extents: vec![],
         supersedes: vec![],
-        credit_bytes: 1 << 20,
+        grant_bytes: 1 << 20,
     });
-    let grant = Request::Grant(Grant::of(1 << 20));
+    let grant = Request::Grant(GrantRequest::of(1 << 20));
     let before = server.status();
     for request in [&register, &lookup, &retrieve, &commit, &grant] {
         let error = culprit.refused(request);

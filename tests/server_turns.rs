@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
+use kvasir::object::*;
 use kvasir::wire::*;
 use nix::sys::signal::Signal;
 
@@ -53,9 +54,9 @@ fn long_requests_and_long_replies_arrive_whole_and_in_order() {
     let mut client = server.worker();
     store(&mut client, 7);
     let retrieve = |ids: Vec<ObjectId>| {
-        Request::Retrieve(Retrieve {
+        Request::Retrieve(RetrieveRequest {
             domain_seed: client.seed.unwrap(),
-            session: 1,
+            label: 1,
             part: 0,
             ids,
         })
@@ -81,9 +82,13 @@ fn long_requests_and_long_replies_arrive_whole_and_in_order() {
             panic!("a retrieve reply")
         };
         assert_eq!(answered, *id);
-        let there = found.places.iter().filter(|place| place.incarnation != 0).count();
-        assert_eq!(found.places.last().unwrap().incarnation != 0, there == 1);
-        (found.places.len(), there)
+        let there = found
+            .locations
+            .iter()
+            .filter(|place| place.incarnation != 0)
+            .count();
+        assert_eq!(found.locations.last().unwrap().incarnation != 0, there == 1);
+        (found.locations.len(), there)
     });
     let counts: Vec<_> = counts.collect();
     assert_eq!(counts, [(1, 1), (MAX_ITEMS, 1), (1, 0)]);
@@ -138,7 +143,7 @@ fn what_was_begun_ends_with_its_client() {
             })
             .collect();
         commit.extents = runs;
-        commit.credit_bytes = 32 * CHUNK_BYTES;
+        commit.grant_bytes = 32 * CHUNK_BYTES;
         client.send(&Request::Commit(commit));
         // It does not wait for the answer.
         client = server.worker();

@@ -8,11 +8,11 @@ use std::time::Duration;
 use client_support::*;
 use kvasir::cache::ReuseCounters;
 use kvasir::client::{Client, ClientConfig};
-use kvasir::wire::PeerKind;
+use kvasir::object::ClientKind;
 use serde_json::{Value, json};
 
 fn scheduler(place: &Place, instance: u8, shape: &Shape) -> Client {
-    let mut config = ClientConfig::new(place.socket(), PeerKind::Scheduler, "scheduler", [instance; 16]);
+    let mut config = ClientConfig::new(place.socket(), ClientKind::Scheduler, "scheduler", [instance; 16]);
     config.deadline = WATCHDOG;
     config.heartbeat = Duration::from_millis(50);
     let client = Client::new(config).unwrap();
@@ -70,7 +70,9 @@ fn tokens_are_added_up_by_model_and_stay() {
     );
     for (client, engine) in [(&own, &engines[0]), (&asking, &engines[1])] {
         let chain = engine.chain(3 * CHUNK, 1);
-        client.lookup(lookup(engine.seed(), &chain, 3, 16)).unwrap();
+        client
+            .lookup(&lookup(engine.seed(), &chain, 3, 16).as_request())
+            .unwrap();
     }
     count(&own, 200, 50, 100);
     count(&asking, 0, 64, 0);
@@ -122,7 +124,8 @@ fn tokens_are_added_up_by_model_and_stay() {
     assert_eq!(place.status()["models"], status["models"]);
     let next = scheduler(&place, 1, &one);
     let chain = engines[0].chain(3 * CHUNK, 1);
-    next.lookup(lookup(engines[0].seed(), &chain, 3, 16)).unwrap();
+    next.lookup(&lookup(engines[0].seed(), &chain, 3, 16).as_request())
+        .unwrap();
     count(&next, 100, 0, 100);
     assert_eq!(
         row(&place.status(), &json!("org/one")),
@@ -135,7 +138,8 @@ fn tokens_are_added_up_by_model_and_stay() {
     count(&next, 70, 0, 0);
     place.start();
     eventually("recovery", || next.is_healthy() && engines[0].client.is_healthy());
-    next.lookup(lookup(engines[0].seed(), &chain, 3, 16)).unwrap();
+    next.lookup(&lookup(engines[0].seed(), &chain, 3, 16).as_request())
+        .unwrap();
     assert_eq!(
         row(&place.status(), &json!("org/one")),
         tokens(1, 70, 0, 0, Some(0.0))

@@ -7,7 +7,9 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use kvasir::geometry::ObjectKind;
 use kvasir::keys::ChunkKey;
+use kvasir::object::*;
 use kvasir::wire::*;
 
 fn key(seed: u8) -> ChunkKey {
@@ -48,12 +50,11 @@ fn register() -> RegisterKvCache {
         world_size: 2,
         required_alignment: 544,
         spans: spans(),
-        groups: vec![ObjectGroup {
+        groups: vec![GroupRegistration {
             group: 0,
-            kind: GroupKind::SlidingWindow,
+            kind: ObjectKind::Window { tokens: 1024 },
             parts: 2,
             part: 1,
-            window_tokens: 1024,
             unit_bytes: 69632,
         }],
         layers: 24,
@@ -64,7 +65,7 @@ fn register() -> RegisterKvCache {
     }
 }
 
-fn commit() -> Commit {
+fn commit() -> CommitRequest {
     let first = StoreItem {
         id: id(1, 0),
         parent: None,
@@ -89,12 +90,12 @@ fn commit() -> Commit {
         first_extent: 1,
         extent_count: 1,
     };
-    Commit {
+    CommitRequest {
         domain_seed: key(0),
         items: vec![first, second],
         extents: extents(),
         supersedes: vec![id(3, 0)],
-        credit_bytes: 1 << 30,
+        grant_bytes: 1 << 30,
     }
 }
 
@@ -105,7 +106,7 @@ fn requests() -> Vec<(&'static str, Request)> {
             Request::Hello(Hello {
                 protocol_version: 1,
                 features: 0,
-                kind: PeerKind::Worker,
+                kind: ClientKind::Worker,
                 name: "engine worker 0".into(),
                 engine_instance: [7; 16],
                 wants_pool: true,
@@ -129,13 +130,13 @@ fn requests() -> Vec<(&'static str, Request)> {
             "lookup",
             Request::Lookup(Lookup {
                 domain_seed: key(0),
-                session: 5,
+                label: 5,
                 keys: vec![key(1), key(2)],
-                tails: vec![TailKey {
+                tails: TailList::new(vec![Tail {
                     key: key(3),
                     chunk: 2,
                     tokens: 32,
-                }],
+                }]),
                 max_tokens: 1100,
                 local_tokens: 64,
                 pin: false,
@@ -144,16 +145,16 @@ fn requests() -> Vec<(&'static str, Request)> {
         ),
         (
             "retrieve",
-            Request::Retrieve(Retrieve {
+            Request::Retrieve(RetrieveRequest {
                 domain_seed: key(0),
-                session: 5,
+                label: 5,
                 part: 1,
                 ids: vec![id(1, 0), id(2, 3)],
             }),
         ),
         ("release", Request::Release { pins: vec![11, 12] }),
-        ("end_session", Request::EndSession { session: 5 }),
-        ("grant", Request::Grant(Grant::of(1 << 20))),
+        ("end_session", Request::ReleaseLabel { label: 5 }),
+        ("grant", Request::Grant(GrantRequest::of(1 << 20))),
         ("commit", Request::Commit(commit())),
         ("abort", Request::Abort { extents: extents() }),
         ("clear", Request::Clear),
@@ -179,9 +180,9 @@ fn requests() -> Vec<(&'static str, Request)> {
             "lookup_describe",
             Request::Lookup(Lookup {
                 domain_seed: key(0),
-                session: 5,
+                label: 5,
                 keys: vec![key(1)],
-                tails: vec![],
+                tails: TailList::default(),
                 max_tokens: 543,
                 local_tokens: 0,
                 pin: true,
@@ -197,7 +198,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ),
         (
             "grant_under",
-            Request::Grant(Grant {
+            Request::Grant(GrantRequest {
                 bytes: 3 << 16,
                 under: vec![key(1), key(2)],
                 ahead: true,
@@ -264,7 +265,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ),
         (
             "lookup_reply",
-            Reply::Lookup(LookupReply {
+            Reply::Lookup(LookupAnswer {
                 hit_tokens: 576,
                 pin: 9,
                 loads: vec![LoadItem {
@@ -278,10 +279,10 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ),
         (
             "retrieve_reply",
-            Reply::Retrieve(RetrieveReply {
+            Reply::Retrieve(RetrieveAnswer {
                 pin: 10,
-                places: vec![
-                    PartPlace {
+                locations: vec![
+                    PartLocation {
                         incarnation: 2 << 44 | 1,
                         bytes: 100_000,
                         checksum: 0x0123_4567_89AB_CDEF,
@@ -290,7 +291,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                         tokens: 544,
                         held_from: 32,
                     },
-                    PartPlace::default(),
+                    PartLocation::default(),
                 ],
                 extents: extents(),
             }),
@@ -298,7 +299,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("grant_reply", Reply::Grant { extents: extents() }),
         (
             "commit_reply",
-            Reply::Commit(CommitReply {
+            Reply::Commit(CommitAnswer {
                 outcomes: vec![CommitOutcome::Published, CommitOutcome::NoParent],
                 granted: extents(),
             }),
@@ -311,7 +312,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ),
         (
             "lookup_reply_shape",
-            Reply::Lookup(LookupReply {
+            Reply::Lookup(LookupAnswer {
                 shape: Some(DomainShape {
                     domain: 3,
                     chunk_size: 544,
@@ -320,20 +321,18 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     groups: vec![
                         GroupShape {
                             group: 0,
-                            kind: GroupKind::SlidingWindow,
-                            window_tokens: 128,
+                            kind: ObjectKind::Window { tokens: 128 },
                             bit: 2,
                         },
                         GroupShape {
                             group: 1,
-                            kind: GroupKind::Full,
-                            window_tokens: 0,
+                            kind: ObjectKind::Full,
                             bit: 1,
                         },
                     ],
                     kept_frames_max: 16384,
                 }),
-                ..LookupReply::default()
+                ..LookupAnswer::default()
             }),
         ),
         (
@@ -490,9 +489,9 @@ fn values_that_no_peer_may_send_have_a_typed_error() {
     let keys = vec![key(0); MAX_KEYS + 1];
     let lookup = Lookup {
         domain_seed: key(0),
-        session: 0,
+        label: 0,
         keys,
-        tails: vec![],
+        tails: TailList::default(),
         max_tokens: 0,
         local_tokens: 0,
         pin: true,

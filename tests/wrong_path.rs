@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use common::*;
 use kvasir::client::{Client, ClientConfig};
-use kvasir::wire::*;
+use kvasir::object::*;
 
 /// What `kvasir status`, `kvasir doctor` and a client say of a path.
 fn told(path: &Path) -> [String; 3] {
@@ -22,7 +22,7 @@ fn told(path: &Path) -> [String; 3] {
 
 /// Why a client has no server.
 fn client(path: &Path) -> String {
-    let config = ClientConfig::new(path, PeerKind::Worker, "engine", [7; 16]);
+    let config = ClientConfig::new(path, ClientKind::Worker, "engine", [7; 16]);
     let client = Client::new(config).unwrap();
     // An attempt during which another test's thread forks is given up and made again.
     let settled = |text: String| {

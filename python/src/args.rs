@@ -1,7 +1,9 @@
 //! Arguments as Python gives them.
 
+use kvasir::geometry::ObjectKind;
 use kvasir::keys::{ChunkKey, DomainFields};
-use kvasir::wire::{Domain, GroupKind, GroupSpan, ObjectGroup, ObjectId, PeerKind};
+use kvasir::object::{ClientKind, GroupRegistration, GroupSpan, ObjectId};
+use kvasir::wire::Domain;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -42,40 +44,35 @@ impl DomainArg {
 /// (object group, kind, parts, part, window tokens, unit bytes).
 pub(crate) type GroupArg = (u16, String, u16, u16, u64, u64);
 
-pub(crate) fn object_group(group: GroupArg) -> PyResult<ObjectGroup> {
+pub(crate) fn object_group(group: GroupArg) -> PyResult<GroupRegistration> {
     let (group, kind, parts, part, window_tokens, unit_bytes) = group;
-    Ok(ObjectGroup {
+    Ok(GroupRegistration {
         group,
-        kind: group_kind(&kind)?,
+        kind: group_kind(&kind, window_tokens)?,
         parts,
         part,
-        window_tokens,
         unit_bytes,
     })
 }
 
-/// Names of the group kinds, as `_native.pyi` lists them.
-const GROUP_KINDS: [(&str, GroupKind); 4] = [
-    ("full", GroupKind::Full),
-    ("sliding_window", GroupKind::SlidingWindow),
-    ("chunked_local", GroupKind::ChunkedLocal),
-    ("recurrent", GroupKind::Recurrent),
-];
-
-fn group_kind(name: &str) -> PyResult<GroupKind> {
-    let found = GROUP_KINDS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, kind)| *kind).ok_or_else(|| {
-        PyValueError::new_err(format!(
+/// A group kind by its name, as `_native.pyi` lists them. `tokens` counts for those that have a window.
+fn group_kind(name: &str, tokens: u64) -> PyResult<ObjectKind> {
+    match name {
+        "full" => Ok(ObjectKind::Full),
+        "sliding_window" => Ok(ObjectKind::Window { tokens }),
+        "chunked_local" => Ok(ObjectKind::ChunkedLocal { tokens }),
+        "recurrent" => Ok(ObjectKind::Recurrent),
+        _ => Err(PyValueError::new_err(format!(
             "group kind {name:?} is none of full, sliding_window, chunked_local, recurrent"
-        ))
-    })
+        ))),
+    }
 }
 
-pub(crate) fn peer_kind(name: &str) -> PyResult<PeerKind> {
+pub(crate) fn client_kind(name: &str) -> PyResult<ClientKind> {
     match name {
-        "scheduler" => Ok(PeerKind::Scheduler),
-        "worker" => Ok(PeerKind::Worker),
-        "tool" => Ok(PeerKind::Tool),
+        "scheduler" => Ok(ClientKind::Scheduler),
+        "worker" => Ok(ClientKind::Worker),
+        "tool" => Ok(ClientKind::Tool),
         _ => Err(PyValueError::new_err(format!(
             "kind {name:?} is none of scheduler, worker, tool"
         ))),

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use kvasir::cache::{LookupRequest, ReuseCounters};
+use kvasir::cache::ReuseCounters;
 use kvasir::client::{self as native, ClientConfig, LookupAnswer, Pin, Ticket};
-use kvasir::wire::{Negotiate, PayloadPath, PeerKind, RegisterKvCache};
+use kvasir::object::{ClientKind, LookupRequest, PayloadPath};
+use kvasir::wire::{Negotiate, RegisterKvCache};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::args::{DomainArg, GroupArg, Key, object_group, object_id, peer_kind, spans};
+use crate::args::{DomainArg, GroupArg, Key, object_group, object_id, client_kind, spans};
 use crate::errors::detached;
 use crate::keys::{ChainTails, KeyChain, bytes};
 use crate::memory::{LayoutArg, RegionArg, kv_memory};
@@ -42,7 +43,7 @@ impl Client {
             let given = engine_instance.len();
             PyValueError::new_err(format!("engine_instance has 16 bytes, this one has {given}"))
         })?;
-        let mut config = ClientConfig::new(socket, peer_kind(kind)?, name, instance);
+        let mut config = ClientConfig::new(socket, client_kind(kind)?, name, instance);
         config.deadline = seconds("deadline_s", deadline_s)?;
         config.heartbeat = seconds("heartbeat_s", heartbeat_s)?;
         config.credit_bytes = credit_bytes;
@@ -136,7 +137,7 @@ impl Client {
         stores: bool,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let payload_path = match self.client.config().kind {
-            PeerKind::Worker => PayloadPath::ShmDirect,
+            ClientKind::Worker => PayloadPath::ShmDirect,
             _ => PayloadPath::None,
         };
         let request = RegisterKvCache {
@@ -184,7 +185,7 @@ impl Client {
     ) -> PyResult<u64> {
         let tails = chain.tails(tail_step)?;
         let question = question(seed, session, chain, &tails, (max_tokens, local_tokens), pin);
-        let ticket = detached(py, || self.client.look_up_start(&question))?;
+        let ticket = detached(py, || self.client.lookup_start(&question))?;
         Ok(ticket.0)
     }
 
@@ -217,7 +218,7 @@ impl Client {
     ) -> PyResult<Hit> {
         let tails = chain.tails(tail_step)?;
         let question = question(seed, session, chain, &tails, (max_tokens, local_tokens), pin);
-        detached(py, || self.client.look_up(&question)).map(Hit)
+        detached(py, || self.client.lookup(&question)).map(Hit)
     }
 
     #[pyo3(signature = (part, runs, supersedes = Vec::new()))]
@@ -420,7 +421,7 @@ fn question<'a>(
 ) -> LookupRequest<'a> {
     LookupRequest {
         domain_seed: seed.0,
-        session,
+        label: session,
         keys: chain.full(),
         tails,
         max_tokens: limits.0,

@@ -7,7 +7,7 @@ use kvasir::geometry::fingerprint::{FingerprintInput, GroupFingerprint, LayerFin
 use kvasir::geometry::{
     BoundGeometry, GeometryError, ObjectGroup, ObjectKind, Ratio, ResolvedGeometry, object_groups, resolve,
 };
-use kvasir::wire::PeerKind;
+use kvasir::object::ClientKind;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -258,7 +258,7 @@ fn testing_corrupt_pool(
     starts: Option<Vec<Vec<u8>>>,
 ) -> PyResult<u64> {
     let damage = seed.map_or(Damage::OneBit, Damage::Noise);
-    let config = ClientConfig::new(socket, PeerKind::Tool, "corrupt-pool", [0; 16]);
+    let config = ClientConfig::new(socket, ClientKind::Tool, "corrupt-pool", [0; 16]);
     let chosen = |frame: &[u8]| {
         starts
             .as_ref()

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use kvasir::cache::{Tail, Tails};
 use kvasir::keys::{ChunkKey, Extras, KeyChain as Chain, MmItem};
+use kvasir::object::{Tail, Tails};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;

@@ -2,7 +2,7 @@
 
 use kvasir::client::{LoadRequest, StoreRequest};
 use kvasir::keys::ChunkKey;
-use kvasir::wire::{LoadItem, ObjectId};
+use kvasir::object::{LoadItem, ObjectId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

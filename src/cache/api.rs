@@ -2,14 +2,11 @@
 //!
 //! May import `geometry`, `keys`, `pool` and this module's `reuse`, `shape` and `tails`.
 
+use crate::object::{ClientKind, GroupRegistration, PayloadPath};
 use std::os::fd::OwnedFd;
 
 use super::reuse::{DomainReuse, ReuseCounters};
-use super::shape::DomainShape;
-use super::tails::Tails;
-use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
-use crate::pool::Extent;
 
 /// A client for as long as its slab is its own. Never equal to an earlier client of the same slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,36 +20,6 @@ impl ClientId {
     pub fn slab(self) -> u16 {
         self.slab
     }
-}
-
-/// What a peer is, as it said in its Hello.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ClientKind {
-    /// It did not say.
-    #[default]
-    Unspecified,
-    /// Decides what to load.
-    Scheduler,
-    /// Owns KV tensors.
-    Worker,
-    /// Neither: status, benchmarks.
-    Tool,
-}
-
-/// How payload moves between a client and the pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum PayloadPath {
-    /// Not registered, or moves none.
-    #[default]
-    None,
-    /// Host tensors, one copy between them and the mapped pool.
-    ShmDirect,
-    /// The engine's GPU copies to and from pool memory that it registered.
-    Pinned,
-    /// The server moves the bytes of imported GPU memory.
-    Cuda,
-    /// The server copies through a ring of the connection.
-    ShmRing,
 }
 
 /// A client as it introduces itself.
@@ -99,15 +66,6 @@ impl Default for CoreConfig {
     }
 }
 
-/// Names one object. Both members are compared, always.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectId {
-    /// Chunk or tail key.
-    pub key: ChunkKey,
-    /// Object group.
-    pub group: u16,
-}
-
 /// The descriptors and sizes that one client gets. Each descriptor is meant to be sent and then closed here.
 #[derive(Debug)]
 pub struct ClientRegions {
@@ -135,21 +93,6 @@ pub struct ClientRegions {
     pub pool_bytes: u64,
 }
 
-/// One object group as one rank registers it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupRegistration {
-    /// Number of the object group.
-    pub group: u16,
-    /// What part of a prefix its objects stand for.
-    pub kind: ObjectKind,
-    /// Distinct parts of an object over all ranks.
-    pub parts: u16,
-    /// The part that this rank writes or reads.
-    pub part: u16,
-    /// Bytes of this rank's part per required alignment; of a recurrent group, of one state.
-    pub unit_bytes: u64,
-}
-
 /// What one rank registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
@@ -169,182 +112,6 @@ pub struct Registration {
     pub payload_path: PayloadPath,
     /// False for a rank that only reads parts that a lower rank stores.
     pub stores: bool,
-}
-
-/// A partial chunk of the prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tail {
-    /// Key over the tokens of all chunks before and `tokens` of this one.
-    pub key: ChunkKey,
-    /// The chunk.
-    pub chunk: u32,
-    /// Tokens of the chunk: a multiple of the alignment, less than the chunk size.
-    pub tokens: u32,
-}
-
-/// Asks for the longest prefix that every object group can serve.
-#[derive(Clone, Copy, Debug)]
-pub struct LookupRequest<'a> {
-    /// The domain.
-    pub domain_seed: ChunkKey,
-    /// Label of the pin.
-    pub session: u64,
-    /// Keys of the full chunks, in order.
-    pub keys: &'a [ChunkKey],
-    /// Tails.
-    pub tails: &'a dyn Tails,
-    /// The hit is at most this many tokens.
-    pub max_tokens: u64,
-    /// Tokens that the engine holds already.
-    pub local_tokens: u64,
-    /// Names and pins the objects; otherwise only the lengths are answered.
-    pub pin: bool,
-    /// Asks for the shape of the domain, with which a client can look up by itself.
-    pub describe: bool,
-}
-
-/// An object to load. It covers tokens `chunk * chunk_size .. + tokens`; of a state, only its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LoadItem {
-    /// The object.
-    pub id: ObjectId,
-    /// The chunk.
-    pub chunk: u32,
-    /// Tokens of the whole object.
-    pub tokens: u32,
-}
-
-/// The answer to a lookup.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LookupAnswer {
-    /// Length of the prefix.
-    pub hit_tokens: u64,
-    /// Pin that holds all of `loads`; 0 when nothing was pinned.
-    pub pin: u64,
-    /// What to load, group by group in ascending order, each in token order.
-    pub loads: Vec<LoadItem>,
-    /// Per object group of the domain in ascending order: tokens up to which every object from 0 on is there.
-    pub present_tokens: Vec<u64>,
-    /// The shape, where it was asked for and all ranks have registered.
-    pub shape: Option<DomainShape>,
-}
-
-/// Where one part of an object lies. Its runs are `extents[first_extent..][..extent_count]` of the answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PartPlace {
-    /// The object's incarnation; 0 when it is not there.
-    pub incarnation: u64,
-    /// Bytes of the part.
-    pub bytes: u64,
-    /// Checksum of the part as its writer gave it; 0 when it gave none.
-    pub checksum: u64,
-    /// First run.
-    pub first_extent: u32,
-    /// Number of runs.
-    pub extent_count: u32,
-    /// Tokens of the object.
-    pub tokens: u32,
-    /// The first of them that is held.
-    pub held_from: u32,
-}
-
-/// The answer to a retrieve.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RetrieveAnswer {
-    /// Pin that holds all that is there; 0 when nothing is.
-    pub pin: u64,
-    /// One for each object asked for, in that order.
-    pub places: Vec<PartPlace>,
-    /// The runs of all places.
-    pub extents: Vec<Extent>,
-}
-
-/// One part of one object to publish. Its runs are `extents[first_extent..][..extent_count]` of the request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreItem {
-    /// The object.
-    pub id: ObjectId,
-    /// Key of the chunk before; `None` for the first chunk of a prompt.
-    pub parent: Option<ChunkKey>,
-    /// This rank cannot store the object; there are no runs, and the partial ends.
-    pub skipped: bool,
-    /// The part.
-    pub part: u16,
-    /// Tokens of the object.
-    pub tokens: u32,
-    /// The first of them that is held: a window's object may begin with holes.
-    pub held_from: u32,
-    /// Bytes of the part.
-    pub bytes: u64,
-    /// Checksum of the part's bytes; 0 when there is none.
-    pub checksum: u64,
-    /// First run.
-    pub first_extent: u32,
-    /// Number of runs.
-    pub extent_count: u32,
-}
-
-/// Asks for space to write into.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct GrantRequest<'a> {
-    /// How much.
-    pub bytes: u64,
-    /// Chunks that what is to be stored hangs under.
-    pub under: &'a [ChunkKey],
-    /// For stores to come: nothing is evicted for it.
-    pub ahead: bool,
-}
-
-impl GrantRequest<'_> {
-    /// So many bytes for what hangs under nothing yet.
-    pub fn of(bytes: u64) -> Self {
-        Self {
-            bytes,
-            ..Self::default()
-        }
-    }
-}
-
-/// Publishes what one step stored.
-#[derive(Clone, Copy, Debug)]
-pub struct CommitRequest<'a> {
-    /// The domain.
-    pub domain_seed: ChunkKey,
-    /// What was stored, parents before children.
-    pub items: &'a [StoreItem],
-    /// The runs of all items.
-    pub extents: &'a [Extent],
-    /// Tails that these items make needless.
-    pub supersedes: &'a [ObjectId],
-    /// Bytes of credit to hold afterwards.
-    pub credit_bytes: u64,
-}
-
-/// What became of one item. The numbers are those of the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum CommitOutcome {
-    /// Visible.
-    Published = 0,
-    /// This part is there, others are awaited.
-    PartAccepted = 1,
-    /// The object exists; the space went back.
-    Exists = 2,
-    /// The parent is not live; the space went back.
-    NoParent = 3,
-    /// A rank cannot store it; the space went back.
-    Skipped = 4,
-    /// No index slot could be made free; the space went back.
-    Dropped = 5,
-}
-
-/// The answer to a commit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CommitAnswer {
-    /// One for each item.
-    pub outcomes: Vec<CommitOutcome>,
-    /// New credit, to be added to what the client holds.
-    pub granted: Vec<Extent>,
 }
 
 /// Bytes of the pool by class: `free + used + granted + quarantined = total`; the other two overlap them.

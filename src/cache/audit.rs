@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use super::core::Core;
 use super::error::CoreError;
 use super::records::Record;
+use crate::object::{Extent, count_frames};
+use crate::pool::RecordState;
 use crate::pool::body::blocks_for;
 use crate::pool::directory::DirectoryTotals;
-use crate::pool::{Extent, RecordState, count_frames};
 
 impl Core {
     /// Recomputes every total and checks every invariant. Walks everything: for tests and diagnosis.

@@ -9,7 +9,7 @@ use super::error::CoreError;
 use super::evict::frame_steps;
 use super::grants::RUN_FRAMES;
 use super::turn::{Progress, Turn, Work, finish};
-use crate::pool::Extent;
+use crate::object::Extent;
 
 /// Steps of a registration: a look at all clients and at the groups of its domain.
 const REGISTER_STEPS: u32 = 64;

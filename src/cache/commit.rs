@@ -2,7 +2,7 @@
 //!
 //! May import everything of this module. The commit itself, in turns, is in `committing`.
 
-use super::api::{ClientId, CommitAnswer, CommitOutcome, CommitRequest, ObjectId, StoreItem};
+use super::api::ClientId;
 use super::committing::{Committing, Rest};
 use super::core::{Core, RankRegistration};
 use super::ends::EndPartial;
@@ -15,8 +15,11 @@ use super::registry::Domain;
 use super::runs::GiveBack;
 use super::turn::{Turn, finish};
 use crate::geometry::ObjectKind;
+use crate::object::{
+    CommitAnswer, CommitOutcome, CommitRequest, Extent, ObjectId, StoreItem, count_frames, frames_for,
+};
 use crate::pool::body::{MAX_PART_EXTENTS, PartBody};
-use crate::pool::{Extent, Owner, RecordState, count_frames, frames_for};
+use crate::pool::{Owner, RecordState};
 
 /// Who commits, and where.
 #[derive(Clone, Copy, Debug)]
@@ -35,19 +38,11 @@ impl Core {
     /// [`CoreError::NotNegotiated`], [`CoreError::NotAttached`], [`CoreError::NotRegistered`],
     /// [`CoreError::InvalidGroup`], [`CoreError::InvalidArgument`], [`CoreError::SizeMismatch`],
     /// [`CoreError::InvalidExtent`], [`CoreError::ExtentNotGranted`].
-    pub fn commit(
-        &mut self,
-        client: ClientId,
-        request: &CommitRequest<'_>,
-    ) -> Result<CommitAnswer, CoreError> {
-        finish(self, Committing::new(client, *request))
+    pub fn commit(&mut self, client: ClientId, request: &CommitRequest) -> Result<CommitAnswer, CoreError> {
+        finish(self, Committing::new(client, request))
     }
 
-    pub(super) fn context(
-        &self,
-        client: ClientId,
-        request: &CommitRequest<'_>,
-    ) -> Result<Context, CoreError> {
+    pub(super) fn context(&self, client: ClientId, request: &CommitRequest) -> Result<Context, CoreError> {
         self.require_chunk_size()?;
         let entry = self.attached(client)?;
         let (domain, layout) = self.registry.find(&request.domain_seed)?;

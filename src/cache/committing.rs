@@ -6,7 +6,7 @@
 //! changes it: its registration, and that its granted frames are its own. All else is looked at when an item is applied, and
 //! becomes its outcome.
 
-use super::api::{ClientId, CommitAnswer, CommitOutcome, CommitRequest, StoreItem};
+use super::api::ClientId;
 use super::commit::Context;
 use super::core::Core;
 use super::ends::{EndPartial, EndRivals};
@@ -18,7 +18,7 @@ use super::partials::PartialKey;
 use super::publish::Publication;
 use super::runs::{CheckGranted, CheckRuns, GiveBack};
 use super::turn::{Progress, Turn, Work};
-use crate::pool::{Extent, frames_for};
+use crate::object::{CommitAnswer, CommitOutcome, CommitRequest, Extent, StoreItem, frames_for};
 
 /// Steps of checking the numbers of an item, of storing it, and of marking a tail.
 const CHECK_STEPS: u32 = 2;
@@ -67,7 +67,7 @@ pub(super) enum Rest<'a> {
 #[derive(Debug)]
 pub struct Committing<'a> {
     client: ClientId,
-    request: CommitRequest<'a>,
+    request: &'a CommitRequest,
     context: Option<Context>,
     stage: Stage<'a>,
     /// The item that is next in its stage.
@@ -84,7 +84,7 @@ pub struct Committing<'a> {
 
 impl<'a> Committing<'a> {
     /// What a client's step stored.
-    pub fn new(client: ClientId, request: CommitRequest<'a>) -> Self {
+    pub fn new(client: ClientId, request: &'a CommitRequest) -> Self {
         Self {
             client,
             request,
@@ -240,11 +240,11 @@ impl<'a> Committing<'a> {
         }
         let Some(ending) = &mut self.ending else {
             let held = core.client(self.client)?.credit.frames();
-            let missing = frames_for(self.request.credit_bytes).saturating_sub(held);
+            let missing = frames_for(self.request.grant_bytes).saturating_sub(held);
             let need = Need::Ahead {
                 published: self.published,
             };
-            let spared = (missing > core.pool.grantable()).then_some(Spared::Items(self.request.items));
+            let spared = (missing > core.pool.grantable()).then_some(Spared::Items(&self.request.items));
             let granting = Granting::new(self.client, missing, need, spared);
             self.stage = Stage::Credit(Box::new(granting));
             return Ok(true);
@@ -264,7 +264,7 @@ impl Work for Committing<'_> {
         let context = match self.context {
             Some(context) => context,
             None => {
-                let context = core.context(self.client, &self.request)?;
+                let context = core.context(self.client, self.request)?;
                 *self.context.insert(context)
             }
         };

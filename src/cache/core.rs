@@ -3,6 +3,7 @@
 //! May import everything of this module. Reading is in `read`, storing in `commit` and `grants`, making
 //! space in `evict`, the books in `status`.
 
+use crate::object::PayloadPath;
 use std::collections::BTreeSet;
 
 use super::api::*;
@@ -19,8 +20,9 @@ use super::reuse::ReuseByDomain;
 use super::slabs::{SLAB_BYTES, Slabs};
 use super::{MAX_CHUNK_TOKENS, SLABS};
 use crate::keys::ChunkKey;
+use crate::object::FRAME_BYTES;
 use crate::pool::body::{NumberPool, chain_blocks};
-use crate::pool::{FRAME_BYTES, Pool, PoolConfig, Prefault, PrefaultEvent};
+use crate::pool::{Pool, PoolConfig, Prefault, PrefaultEvent};
 
 /// What a rank has registered.
 #[derive(Clone, Debug)]

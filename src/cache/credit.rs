@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::evict::Need;
-use crate::pool::Extent;
+use crate::object::Extent;
 
 /// Credit that is held between stores takes at most this part of the pool, all clients together: nothing can be cached in it.
 const AHEAD_PART: u64 = 8;

@@ -9,16 +9,18 @@
 
 use std::collections::HashSet;
 
-use super::api::{LoadItem, LookupAnswer, LookupRequest, ObjectId, PartPlace, RetrieveAnswer, Tail};
 use super::error::CoreError;
 use super::index::IndexReader;
 use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
 use super::pin_words::{Kept, PinWords, Use};
 use super::probe::{Found, Probed, is_tail, probe};
 use super::record::RecordView;
-use super::shape::DomainShape;
 use crate::geometry::ObjectKind;
-use crate::pool::{Extent, body};
+use crate::object::{
+    DomainShape, Extent, LoadItem, LookupAnswer, LookupRequest, PartLocation, RetrieveAnswer,
+    RetrieveRequest, Tail,
+};
+use crate::pool::body;
 use crate::shm::mapping::Access;
 
 /// An answer, and what it adds to the client's counters.
@@ -88,7 +90,7 @@ pub fn look_up<A: Access>(
         if request.pin && !plan.loads.is_empty() {
             let held: Vec<usize> = held_by(&plan, shape).collect();
             let records: Vec<u32> = held.iter().map(|at| loads[*at].record).collect();
-            let Some(pin) = pins.hold(request.session, &records, kept, Use::Promise) else {
+            let Some(pin) = pins.hold(request.label, &records, kept, Use::Promise) else {
                 found.shortened = true;
                 return Ok(found);
             };
@@ -115,35 +117,23 @@ pub fn look_up<A: Access>(
     Ok(found)
 }
 
-/// Objects to read, of which one part each is wanted.
-#[derive(Clone, Copy, Debug)]
-pub struct RetrieveRequest<'a> {
-    /// The number that the domain's records carry.
-    pub domain: u32,
-    /// Frames that all pins of the client may keep.
-    pub kept_frames_max: u64,
-    /// Label of the pin.
-    pub session: u64,
-    /// The part.
-    pub part: u16,
-    /// The objects.
-    pub ids: &'a [ObjectId],
-}
-
 /// Pins objects for reading and says where one part of each lies, as the server would; what is not there has
-/// incarnation 0. The second value tells that something was left out for what the client's pins keep already. Nothing
+/// incarnation 0. `domain` is the number that the domain's records carry, `kept_frames_max` how many frames all pins of the
+/// client may keep. The second value tells that something was left out for what the client's pins keep already. Nothing
 /// where pin words have run out.
 pub fn retrieve<A: Access>(
     reader: &IndexReader<'_, A>,
-    request: &RetrieveRequest<'_>,
+    domain: u32,
+    kept_frames_max: u64,
+    request: &RetrieveRequest,
     pins: &mut PinWords,
     is_current: impl Fn() -> bool,
 ) -> Option<(RetrieveAnswer, bool)> {
     let (mut kept, mut seen, mut shortened) = (Kept::new(), HashSet::new(), false);
     let mut found: Vec<Option<Found>> = Vec::with_capacity(request.ids.len());
-    let mut room = request.kept_frames_max.saturating_sub(pins.kept_frames());
-    for id in request.ids {
-        let view = reader.lookup(id).filter(|view| view.domain == request.domain);
+    let mut room = kept_frames_max.saturating_sub(pins.kept_frames());
+    for id in &request.ids {
+        let view = reader.lookup(id).filter(|view| view.domain == domain);
         found.push(view.map(Found::from).filter(|found| {
             if !seen.insert(found.record) {
                 return true;
@@ -166,7 +156,7 @@ pub fn retrieve<A: Access>(
     let records: Vec<u32> = kept.iter().map(|(record, _)| *record).collect();
     let mut answer = RetrieveAnswer::default();
     if !records.is_empty() {
-        answer.pin = pins.hold(request.session, &records, kept, Use::Copy)?;
+        answer.pin = pins.hold(request.label, &records, kept, Use::Copy)?;
     }
     let (mut words, is_current) = (Vec::new(), is_current());
     for (id, found) in request.ids.iter().zip(found) {
@@ -175,9 +165,9 @@ pub fn retrieve<A: Access>(
             if view.incarnation != found.incarnation {
                 return None;
             }
-            part_place(reader, &view, request.part, &mut words, &mut answer.extents)
+            part_location(reader, &view, request.part, &mut words, &mut answer.extents)
         });
-        answer.places.push(place.unwrap_or_default());
+        answer.locations.push(place.unwrap_or_default());
     }
     // The deepest first, so that what it hangs under is the more recent.
     pins.touch(&records.into_iter().rev().collect::<Vec<_>>());
@@ -185,17 +175,17 @@ pub fn retrieve<A: Access>(
 }
 
 /// Where a part of a live object lies; its runs are appended to `extents`. `words` is scratch.
-pub(super) fn part_place<A: Access>(
+pub(super) fn part_location<A: Access>(
     reader: &IndexReader<'_, A>,
     view: &RecordView,
     part: u16,
     words: &mut Vec<u64>,
     extents: &mut Vec<Extent>,
-) -> Option<PartPlace> {
+) -> Option<PartLocation> {
     let first_extent = extents.len() as u32;
     reader.body(view, words)?;
     let (bytes, checksum) = body::part(words, part, extents)?;
-    Some(PartPlace {
+    Some(PartLocation {
         incarnation: view.incarnation,
         bytes,
         checksum,
@@ -225,7 +215,7 @@ fn kept_by(plan: &Plan, loads: &[Found], anchors: &[Found], shape: &DomainShape)
     if plan.loads.is_empty() {
         return Kept::new();
     }
-    let chunks = plan.hit_tokens.div_ceil(shape.chunk.into()) as usize;
+    let chunks = plan.hit_tokens.div_ceil(shape.chunk_size.into()) as usize;
     let chunks = &anchors[..chunks.min(anchors.len())];
     let in_chunks = |load: &Load| is_anchor(load, shape) && matches!(load.source, Source::Chunk(_));
     let others = plan.loads.iter().zip(loads);
@@ -249,7 +239,7 @@ fn named(plan: &Plan, probed: &Probed, shape: &DomainShape, request: &LookupRequ
 /// The records that a hit uses, the least recent first: states and windows, then full attention from the end, so that
 /// what hangs under something is never the more recent. The anchor's chunks too that need not be loaded.
 fn touched_by(plan: &Plan, records: &[u32], anchors: &[Found], shape: &DomainShape) -> Vec<u32> {
-    let chunks = (plan.hit_tokens / u64::from(shape.chunk)) as usize;
+    let chunks = (plan.hit_tokens / u64::from(shape.chunk_size)) as usize;
     let anchors = anchors.get(..chunks).unwrap_or(anchors);
     let among_anchors = |load: &Load| {
         is_anchor(load, shape) && matches!(load.source, Source::Chunk(at) if (at as usize) < anchors.len())
@@ -264,8 +254,8 @@ fn touched_by(plan: &Plan, records: &[u32], anchors: &[Found], shape: &DomainSha
 
 /// Alignment units that a request asks about.
 pub(super) fn requested_units(request: &LookupRequest<'_>, shape: &DomainShape) -> u64 {
-    let chunks = request.keys.len() as u64 * u64::from(shape.chunk);
-    let named = chunks.max(request.tails.end(shape.chunk));
+    let chunks = request.keys.len() as u64 * u64::from(shape.chunk_size);
+    let named = chunks.max(request.tails.end(shape.chunk_size));
     named.min(request.max_tokens) / shape.alignment
 }
 
@@ -282,7 +272,7 @@ pub(super) fn check_tail(
         chunk: tail.chunk.into(),
         tokens: tail.tokens.into(),
         alignment: shape.alignment,
-        chunk_size: shape.chunk.into(),
+        chunk_size: shape.chunk_size.into(),
         keys: request.keys.len() as u64,
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! May import everything of this module.
 
-use super::api::{ClientId, ObjectId};
+use super::api::ClientId;
 use super::core::Core;
 use super::ends::EndPartial;
 use super::error::CoreError;
@@ -10,6 +10,7 @@ use super::evict::{CONDEMN_STEPS, Later};
 use super::record::WORD_META;
 use super::turn::{Progress, Turn, Work, finish};
 use crate::keys::ChunkKey;
+use crate::object::ObjectId;
 use crate::pool::RecordState;
 
 /// An object with all that hangs under it, which goes from its ends up.

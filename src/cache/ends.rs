@@ -10,7 +10,8 @@ use super::error::CoreError;
 use super::evict::{Later, frame_steps};
 use super::partials::{Partial, PartialKey};
 use super::turn::Turn;
-use crate::pool::{RecordState, count_frames};
+use crate::object::count_frames;
+use crate::pool::RecordState;
 
 /// A partial is abandoned, and ends also without need, after so many commits: more than the steps by which the stages of a
 /// pipeline are apart.

@@ -2,8 +2,8 @@
 //!
 //! May import `geometry`, `pool`, `shm`.
 
-use super::Extent;
 use crate::geometry::Bytes;
+use crate::object::Extent;
 use crate::pool::PoolError;
 use crate::shm::ShmError;
 

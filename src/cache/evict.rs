@@ -7,14 +7,15 @@
 //! those of everything it hangs under, in limbo until the pin is gone. Between two turns nothing is halfway: what was taken out
 //! waits in the core for the next scan of the pins, whoever makes it.
 
-use super::api::{ClientId, ObjectId};
+use super::api::ClientId;
 use super::core::Core;
 use super::ends::EndPartial;
 use super::error::CoreError;
 use super::record::{COUNTER_BITS, WORD_KEY, WORD_META, WORD_SHAPE, key_of_words};
 use super::space::Space;
 use super::turn::{Progress, Turn, Work, finish};
-use crate::pool::{Extent, RecordState, count_frames};
+use crate::object::{Extent, ObjectId, count_frames};
+use crate::pool::RecordState;
 
 /// A partial is stale when the client that began it has committed this often since: its engine works in
 /// step, so the missing ranks have passed it by.

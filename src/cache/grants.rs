@@ -2,7 +2,7 @@
 //!
 //! May import everything of this module.
 
-use super::api::{ClientId, GrantRequest};
+use super::api::ClientId;
 use super::core::Core;
 use super::credit::Share;
 use super::ends::EndPartial;
@@ -12,8 +12,9 @@ use super::guards::{Guarding, Spared};
 use super::runs::{CheckGranted, CheckRuns, GiveBack};
 use super::space::Space;
 use super::turn::{Progress, Turn, Work, finish};
+use crate::keys::ChunkKey;
+use crate::object::{Extent, GrantRequest, frames_for};
 use crate::pool::accounting::Class;
-use crate::pool::{Extent, frames_for};
 use crate::wire::MAX_EXTENTS;
 
 /// Frames of a run that change hands at once.
@@ -194,34 +195,38 @@ impl<'a> Granting<'a> {
 #[derive(Debug)]
 pub struct Grant<'a> {
     client: ClientId,
-    request: GrantRequest<'a>,
+    bytes: u64,
+    under: &'a [ChunkKey],
+    ahead: bool,
     granting: Option<Granting<'a>>,
 }
 
 impl<'a> Grant<'a> {
     /// For a client, up to so many bytes for what hangs under nothing.
     pub fn new(client: ClientId, bytes: u64) -> Self {
-        let request = GrantRequest {
+        Self {
+            client,
             bytes,
-            ..GrantRequest::default()
-        };
-        Self::asked(client, request)
+            under: &[],
+            ahead: false,
+            granting: None,
+        }
     }
 
     /// For what a client asks.
-    pub fn asked(client: ClientId, request: GrantRequest<'a>) -> Self {
+    pub fn asked(client: ClientId, request: &'a GrantRequest) -> Self {
         Self {
-            client,
-            request,
-            granting: None,
+            under: &request.under,
+            ahead: request.ahead,
+            ..Self::new(client, request.bytes)
         }
     }
 
     fn begin(&self, core: &Core) -> Result<Granting<'a>, CoreError> {
         core.require_chunk_size()?;
         core.attached(self.client)?;
-        let frames = frames_for(self.request.bytes);
-        if self.request.ahead {
+        let frames = frames_for(self.bytes);
+        if self.ahead {
             let need = Need::Ahead {
                 published: core.publications,
             };
@@ -229,7 +234,7 @@ impl<'a> Grant<'a> {
             return Ok(Granting::new(self.client, free, need, None));
         }
         let makes_room = frames > core.pool.grantable() || core.partials.frames_of(self.client) > 0;
-        let spared = makes_room.then_some(Spared::Chunks(self.request.under));
+        let spared = makes_room.then_some(Spared::Chunks(self.under));
         Ok(Granting::new(self.client, frames, Need::Now, spared))
     }
 }
@@ -310,12 +315,8 @@ impl Core {
     ///
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::NotAttached`], [`CoreError::UnknownClient`].
-    pub fn grant_for(
-        &mut self,
-        client: ClientId,
-        request: &GrantRequest<'_>,
-    ) -> Result<Vec<Extent>, CoreError> {
-        finish(self, Grant::asked(client, *request))
+    pub fn grant_for(&mut self, client: ClientId, request: &GrantRequest) -> Result<Vec<Extent>, CoreError> {
+        finish(self, Grant::asked(client, request))
     }
 
     /// Takes granted space back unused: all of it or, when one frame is not granted, none.

@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 
-use super::api::{ClientId, ObjectId, StoreItem};
+use super::api::ClientId;
 use super::core::Core;
 use super::error::CoreError;
 use super::partials::PartialKey;
@@ -16,6 +16,7 @@ use super::records::Records;
 use super::turn::Turn;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
+use crate::object::{ObjectId, StoreItem};
 
 /// Records that are spared for one need. Of longer chains it is the ends: what they hang under has children, and goes after them anyway.
 const MAX_GUARDED: usize = 1024;

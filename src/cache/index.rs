@@ -6,10 +6,10 @@
 
 use std::os::fd::OwnedFd;
 
-use super::ObjectId;
 use super::record::{
     Beside, META_DEAD, META_UNSTABLE, RecordView, RecordWords, WORD_BESIDE, WORD_FRAMES, WORD_META,
 };
+use crate::object::ObjectId;
 use crate::pool::ABI_VERSION;
 use crate::pool::body::{CHAIN_BYTES, ChainArea, chain_blocks};
 use crate::pool::directory::SHARED_WORDS;
@@ -73,7 +73,7 @@ impl IndexLayout {
             INDEX_MAGIC,
             (HEADER as u64) << 32 | u64::from(ABI_VERSION),
             self.frames.into(),
-            crate::pool::FRAME_BYTES,
+            crate::object::FRAME_BYTES,
             self.buckets,
             HEADER as u64,
             self.frames.into(),

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use super::*;
 use crate::cache::record::{Holding, incarnation};
 use crate::keys::ChunkKey;
-use crate::pool::Extent;
+use crate::object::Extent;
 use crate::pool::body::{self, PartBody, blocks_for};
 use crate::shm::ReadOnly;
 

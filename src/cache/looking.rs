@@ -7,7 +7,7 @@
 //! either is looked at in the end. Where something has gone it plans anew with what is left, a few times, and then it
 //! is a miss.
 
-use super::api::{ClientId, LoadItem, LookupAnswer, LookupRequest};
+use super::api::ClientId;
 use super::core::Core;
 use super::direct::check_tail;
 use super::error::CoreError;
@@ -15,11 +15,11 @@ use super::keeping::Keeping;
 use super::lookup::{Limits, Load, MAX_ROUNDS, Source};
 use super::meter::Meter;
 use super::probe::{Found, Probed, Prober};
-use super::shape::DomainShape;
 use super::sweep::{Naming, Sweep, View};
 use super::touching::{Touching, UpperLoads};
 use super::turn::{Progress, Turn, Work};
 use crate::geometry::ObjectKind;
+use crate::object::{DomainShape, LoadItem, LookupAnswer, LookupRequest};
 
 /// Parts of a step: to look at the numbers of some tails, to name an object, to find one whose record is not at hand, to note what keeps it, to note something
 /// that stands beside the chains, to pin it.
@@ -119,7 +119,7 @@ impl<'a> Looking<'a> {
             domain: 0,
             shape: DomainShape {
                 domain: 0,
-                chunk: 1,
+                chunk_size: 1,
                 alignment: 1,
                 anchor: None,
                 groups: Vec::new(),
@@ -137,7 +137,7 @@ impl<'a> Looking<'a> {
             max_tokens: request.max_tokens,
             sweep: Sweep::default(),
             naming: Naming::default(),
-            keeping: Keeping::new(client, request.session, 0),
+            keeping: Keeping::new(client, request.label, 0),
             lost: false,
             gone: 0,
             torn: 0,
@@ -200,7 +200,7 @@ impl Looking<'_> {
         self.shape = domain.shape(number, core.kept_frames_max(domain));
         self.is_complete = domain.is_complete();
         self.limits = Limits::of(self.request, &self.shape);
-        self.keeping = Keeping::new(self.client, self.request.session, self.shape.kept_frames_max);
+        self.keeping = Keeping::new(self.client, self.request.label, self.shape.kept_frames_max);
         self.probed = Probed::new(&self.shape, self.request);
         (self.gone, self.torn) = (core.records.gone(), core.records.torn());
         self.stage = Stage::Check(0);
@@ -348,7 +348,7 @@ impl Looking<'_> {
             meter.spend(FIND);
             let view = reader.lookup(&id).filter(|view| view.domain == self.domain)?;
             self.probed.anchors[at as usize] = Found::from(view);
-            return (view.tokens == self.shape.chunk).then_some(view.record);
+            return (view.tokens == self.shape.chunk_size).then_some(view.record);
         }
         meter.spend(FIND);
         let view = reader.lookup(&id).filter(|view| view.domain == self.domain)?;
@@ -452,7 +452,7 @@ impl Looking<'_> {
             self.stage = Stage::Undo(next);
             return Ok(());
         }
-        self.keeping = Keeping::new(self.client, self.request.session, self.shape.kept_frames_max);
+        self.keeping = Keeping::new(self.client, self.request.label, self.shape.kept_frames_max);
         if let Next::Fail(error) = next {
             return Err(error);
         }
@@ -482,7 +482,7 @@ impl Looking<'_> {
         let loads = &self.answer.loads;
         let among = |load: &LoadItem| {
             self.shape.anchor == Some(load.id.group)
-                && load.tokens == self.shape.chunk
+                && load.tokens == self.shape.chunk_size
                 && (load.chunk as usize) < anchors
         };
         // Of the anchor's loads all but a tail at the end.

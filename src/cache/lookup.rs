@@ -8,9 +8,8 @@
 
 use std::collections::HashMap;
 
-use super::api::LookupRequest;
-use super::shape::{DomainShape, GroupShape};
 use super::sweep::{Naming, Sweep, TailOrder, View};
+use crate::object::{DomainShape, GroupShape, LookupRequest};
 
 /// Rounds of planning before a lookup whose objects keep vanishing is a miss.
 pub(super) const MAX_ROUNDS: u32 = 3;
@@ -63,7 +62,7 @@ impl Limits {
     /// Those of a request.
     pub(super) fn of(request: &LookupRequest<'_>, shape: &DomainShape) -> Self {
         Self {
-            chunk_size: shape.chunk.into(),
+            chunk_size: shape.chunk_size.into(),
             max_tokens: request.max_tokens,
             local_tokens: request.local_tokens,
         }

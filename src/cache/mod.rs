@@ -45,12 +45,10 @@ mod registry;
 mod retrieving;
 mod reuse;
 mod runs;
-mod shape;
 pub mod slabs;
 mod space;
 mod status;
 mod sweep;
-mod tails;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod touching;
@@ -72,12 +70,9 @@ pub use read::{EndingSession, Releasing};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS, MAX_REGISTERED_PARTS};
 pub use retrieving::Retrieving;
 pub use reuse::{DomainReuse, MAX_REUSE_DOMAINS, REUSE_WORDS, ReuseCounters};
-pub use shape::{DomainShape, GroupShape};
 pub use status::Reporting;
-pub use tails::{TailList, Tails};
 
 pub use crate::geometry::MAX_CHUNK_TOKENS;
-pub use crate::pool::Extent;
 
 /// Pin slabs of the arena, hence clients at a time.
 pub const SLABS: usize = 256;

@@ -9,9 +9,9 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use super::{ClientId, ObjectId};
+use super::ClientId;
+use crate::object::{Extent, ObjectId, count_frames};
 use crate::pool::body::PartBody;
-use crate::pool::{Extent, count_frames};
 
 /// Marks of ended partials that are remembered.
 const MAX_ENDED: usize = 65536;

@@ -2,12 +2,12 @@
 //!
 //! May import everything of this module.
 
-use super::api::{ObjectId, StoreItem};
 use super::commit::Context;
 use super::core::Core;
 use super::error::CoreError;
 use super::registry::{Domain, DomainGroup};
 use crate::geometry::ObjectKind;
+use crate::object::{ObjectId, StoreItem};
 
 /// Where an object hangs.
 pub(super) enum Place {

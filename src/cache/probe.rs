@@ -2,17 +2,16 @@
 //!
 //! May import `geometry`, `keys`, `shm` and this module's `api`, `index`, `lookup`, `meter`, `record`, `shape`, `sweep` and `turn`.
 
-use super::api::{LookupRequest, ObjectId, Tail};
 use super::index::IndexReader;
 use super::lookup::{Limits, Load, Presence, Source, TailPresence};
 use super::meter::Meter;
 use super::record::RecordView;
-use super::shape::{DomainShape, GroupShape, tail_bit};
 use super::sweep::{Sweep, TailOrder, View};
 use super::turn::Turn;
 use crate::geometry::ObjectKind;
 use crate::geometry::window::needs_nothing_in;
 use crate::keys::ChunkKey;
+use crate::object::{DomainShape, GroupShape, LookupRequest, ObjectId, Tail, tail_bit};
 use crate::shm::mapping::Access;
 
 /// A record that was found, and how many frames it holds.
@@ -114,7 +113,7 @@ impl Probed {
     /// Its tokens.
     pub(super) fn tokens_of(&self, load: &Load, shape: &DomainShape) -> u32 {
         match load.source {
-            Source::Chunk(_) => shape.chunk,
+            Source::Chunk(_) => shape.chunk_size,
             Source::Tail(at) => self.tails[at as usize].tokens,
         }
     }
@@ -209,7 +208,7 @@ impl<A: Access> Prober<'_, A> {
             if let Some(anchor) = anchor {
                 self.prefetch(&keys[at..], anchor.group);
                 meter.spend(ANCHOR);
-                let Some(view) = self.has(key, anchor.group, shape.chunk, probed) else {
+                let Some(view) = self.has(key, anchor.group, shape.chunk_size, probed) else {
                     break;
                 };
                 probed.anchors.push(Found::from(view));
@@ -217,14 +216,14 @@ impl<A: Access> Prober<'_, A> {
                 groups = anchor.bit | view.beside.below;
                 for group in shape.groups.iter().filter(|g| g.bit & view.beside.holed != 0) {
                     meter.spend(OTHER);
-                    if let Some(view) = self.has(key, group.group, shape.chunk, probed) {
+                    if let Some(view) = self.has(key, group.group, shape.chunk_size, probed) {
                         note_hole(&mut probed.presence, source, group.bit, &view);
                     }
                 }
             }
             for group in &alone {
                 meter.spend(OTHER);
-                if let Some(view) = self.has(key, group.group, shape.chunk, probed) {
+                if let Some(view) = self.has(key, group.group, shape.chunk_size, probed) {
                     groups |= group.bit;
                     note_hole(&mut probed.presence, source, group.bit, &view);
                 }
@@ -366,7 +365,7 @@ impl<A: Access> Prober<'_, A> {
             return *tails;
         }
         let whole = probed.presence.chunks.get(chunk as usize).copied().unwrap_or(0);
-        let size = u64::from(self.shape.chunk);
+        let size = u64::from(self.shape.chunk_size);
         let inside = u64::from(chunk) * size + 1..(u64::from(chunk) + 1) * size;
         let served =
             |group: &GroupShape| whole & group.bit != 0 || needs_nothing_in(group.kind, inside.clone());
@@ -418,7 +417,7 @@ impl<A: Access> Prober<'_, A> {
 /// Whether a tail is a proper part of a chunk, in whole alignments.
 pub(super) fn is_tail(tail: &Tail, shape: &DomainShape) -> bool {
     let aligned = u64::from(tail.tokens).is_multiple_of(shape.alignment);
-    aligned && tail.tokens > 0 && tail.tokens < shape.chunk
+    aligned && tail.tokens > 0 && tail.tokens < shape.chunk_size
 }
 
 fn note_hole(presence: &mut Presence, source: Source, bit: u32, view: &RecordView) {

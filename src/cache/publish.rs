@@ -2,7 +2,6 @@
 //!
 //! May import everything of this module. Protocol: docs/shm-layout.md, "publish".
 
-use super::api::CommitOutcome;
 use super::core::Core;
 use super::ends::{EndPartial, EndRivals};
 use super::error::CoreError;
@@ -11,8 +10,9 @@ use super::index::FreeSlot;
 use super::partials::PartialKey;
 use super::record::{Holding, RecordWords, incarnation};
 use super::turn::Turn;
+use crate::object::{CommitOutcome, Extent, count_frames};
+use crate::pool::RecordState;
 use crate::pool::body::{self, PartBody, blocks_for};
-use crate::pool::{Extent, RecordState, count_frames};
 
 /// Steps that it takes to publish an object, besides those for its frames, runs and blocks.
 const PUBLISH_STEPS: u32 = 12;

@@ -2,6 +2,7 @@
 //!
 //! May import everything of this module. A lookup goes on in `looking`, a retrieve in `retrieving`.
 
+use crate::object::{LookupAnswer, LookupRequest, RetrieveAnswer, RetrieveRequest};
 use std::collections::HashSet;
 
 use super::api::*;
@@ -11,9 +12,8 @@ use super::error::CoreError;
 use super::looking::Looking;
 use super::meter::Meter;
 use super::retrieving::Retrieving;
-use super::shape::DomainShape;
 use super::turn::{Progress, Turn, Work, finish};
-use crate::keys::ChunkKey;
+use crate::object::DomainShape;
 
 /// Parts of a step: to look a pin up.
 const LOOK_UP: u32 = 4;
@@ -42,12 +42,9 @@ impl Core {
     pub fn retrieve(
         &mut self,
         client: ClientId,
-        domain_seed: ChunkKey,
-        session: u64,
-        part: u16,
-        ids: &[ObjectId],
+        request: &RetrieveRequest,
     ) -> Result<RetrieveAnswer, CoreError> {
-        finish(self, Retrieving::new(client, domain_seed, session, part, ids))
+        finish(self, Retrieving::new(client, request))
     }
 
     /// Drops pins: all or, when one is not this client's or is named twice, none.

@@ -2,11 +2,10 @@
 //!
 //! May import `keys`, `pool`. Layout: docs/shm-layout.md, "Index region".
 
-use super::ObjectId;
 use crate::keys::ChunkKey;
+use crate::object::{ObjectId, frames_for};
 use crate::pool::body::{self, INLINE_WORDS, PartBody};
 use crate::pool::directory::SHARED_WORDS;
-use crate::pool::frames_for;
 
 /// Meta of a record whose fields are being written, or were never.
 pub const META_UNSTABLE: u64 = 0;
@@ -177,7 +176,7 @@ impl RecordView {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::Extent;
+    use crate::object::Extent;
 
     #[test]
     fn the_record_of_the_layout_page() {

@@ -4,12 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::shape::{self, DomainShape, GroupShape};
-use super::{CoreError, GroupRegistration, Registration};
+use super::{CoreError, Registration};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
+use crate::object::{DomainShape, FRAME_BYTES, GroupRegistration, GroupShape, frames_for, tail_bit};
 use crate::pool::body::MAX_PART_BYTES;
-use crate::pool::{FRAME_BYTES, frames_for};
 
 /// Object groups of one domain: each has a bit of half a word.
 pub const MAX_GROUPS: usize = 32;
@@ -84,7 +83,7 @@ impl Domain {
     /// The bit of a tail of so many tokens in the word of the chunk before it; 0 of a full chunk, which is none.
     pub(super) fn tail_bit(&self, tokens: u32) -> u32 {
         match tokens < self.chunk {
-            true => shape::tail_bit(tokens, self.alignment),
+            true => tail_bit(tokens, self.alignment),
             false => 0,
         }
     }
@@ -117,7 +116,7 @@ impl Domain {
         };
         DomainShape {
             domain,
-            chunk: self.chunk,
+            chunk_size: self.chunk,
             alignment: self.alignment,
             anchor: self.anchor,
             groups: self.groups.iter().map(shape).collect(),

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cache::PayloadPath;
+use crate::object::PayloadPath;
 
 fn group(group: u16, kind: ObjectKind) -> GroupRegistration {
     GroupRegistration {

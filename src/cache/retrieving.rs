@@ -4,15 +4,15 @@
 //!
 //! Objects are pinned as they are found, so that none is evicted meanwhile; whether one was discarded is looked at in the end.
 
-use super::api::{ClientId, ObjectId, RetrieveAnswer};
+use super::api::ClientId;
 use super::core::Core;
-use super::direct::part_place;
+use super::direct::part_location;
 use super::error::CoreError;
 use super::keeping::Keeping;
 use super::lookup::MAX_ROUNDS;
 use super::meter::Meter;
 use super::turn::{Progress, Turn, Work};
-use crate::keys::ChunkKey;
+use crate::object::{RetrieveAnswer, RetrieveRequest};
 
 /// Parts of a step: to look at one name, to find an object and what it keeps, to read eight words of where its parts lie,
 /// to make it the most recent.
@@ -41,12 +41,9 @@ enum Stage {
 #[derive(Debug)]
 pub struct Retrieving<'a> {
     client: ClientId,
-    seed: ChunkKey,
-    part: u16,
-    ids: &'a [ObjectId],
+    request: &'a RetrieveRequest,
     stage: Stage,
     domain: u32,
-    session: u64,
     keeping: Keeping,
     records: Vec<u32>,
     words: Vec<u64>,
@@ -58,16 +55,13 @@ pub struct Retrieving<'a> {
 
 impl<'a> Retrieving<'a> {
     /// Of one part of these objects.
-    pub fn new(client: ClientId, seed: ChunkKey, session: u64, part: u16, ids: &'a [ObjectId]) -> Self {
+    pub fn new(client: ClientId, request: &'a RetrieveRequest) -> Self {
         Self {
             client,
-            seed,
-            part,
-            ids,
+            request,
             stage: Stage::Start,
             domain: 0,
-            session,
-            keeping: Keeping::new(client, session, 0),
+            keeping: Keeping::new(client, request.label, 0),
             records: Vec::new(),
             words: Vec::new(),
             shortened: false,
@@ -113,16 +107,16 @@ impl Work for Retrieving<'_> {
 impl Retrieving<'_> {
     fn start(&mut self, core: &Core) -> Result<(), CoreError> {
         core.require_chunk_size()?;
-        let (number, domain) = core.registry.find(&self.seed)?;
+        let (number, domain) = core.registry.find(&self.request.domain_seed)?;
         self.domain = number;
-        self.keeping = Keeping::new(self.client, self.session, core.kept_frames_max(domain));
+        self.keeping = Keeping::new(self.client, self.request.label, core.kept_frames_max(domain));
         self.stage = Stage::Check(0);
         Ok(())
     }
 
     fn check(&mut self, core: &Core, from: usize, meter: &mut Meter<'_>) -> Result<(), CoreError> {
         let domain = core.domain(self.domain)?;
-        for (at, id) in self.ids.iter().enumerate().skip(from) {
+        for (at, id) in self.request.ids.iter().enumerate().skip(from) {
             if meter.is_over() {
                 self.stage = Stage::Check(at);
                 return Ok(());
@@ -136,9 +130,9 @@ impl Retrieving<'_> {
             };
             let group = domain.group(id.group);
             let group = group.ok_or(invalid("number", id.group.into(), "it must be one of the domain"))?;
-            if self.part >= group.parts {
+            if self.request.part >= group.parts {
                 let expected = "it must be less than the number of parts";
-                return Err(invalid("part", self.part.into(), expected));
+                return Err(invalid("part", self.request.part.into(), expected));
             }
         }
         self.torn = core.records.torn();
@@ -147,19 +141,19 @@ impl Retrieving<'_> {
     }
 
     fn find(&mut self, core: &mut Core, from: usize, meter: &mut Meter<'_>) -> Result<(), CoreError> {
-        for (at, id) in self.ids.iter().enumerate().skip(from) {
+        for (at, id) in self.request.ids.iter().enumerate().skip(from) {
             if meter.is_over() {
                 self.stage = Stage::Find(at);
                 return Ok(());
             }
             meter.spend(FIND);
             let found = core.index.reader().lookup(id);
-            let mut place = None;
+            let mut location = None;
             if let Some(view) = found.filter(|view| view.domain == self.domain) {
                 if self.keeping.add(core, view.record)? {
                     let reader = core.index.reader();
                     let (words, extents) = (&mut self.words, &mut self.answer.extents);
-                    place = part_place(&reader, &view, self.part, words, extents);
+                    location = part_location(&reader, &view, self.request.part, words, extents);
                     meter.spend((self.words.len() / 8) as u32 * WORDS);
                     core.pins.name(self.client, self.keeping.pin(), &[view.record])?;
                     core.records.pin(view.record);
@@ -168,7 +162,7 @@ impl Retrieving<'_> {
                     self.shortened = true;
                 }
             }
-            self.answer.places.push(place.unwrap_or_default());
+            self.answer.locations.push(location.unwrap_or_default());
         }
         self.keeping.note(core);
         self.stage = Stage::Touch(0);
@@ -181,17 +175,17 @@ impl Retrieving<'_> {
             self.torn = core.records.torn();
         }
         let reader = core.index.reader();
-        for (at, id) in self.ids.iter().enumerate().skip(from) {
+        for (at, id) in self.request.ids.iter().enumerate().skip(from) {
             if meter.is_over() {
                 self.stage = Stage::FindAgain(at);
                 return;
             }
-            let place = &mut self.answer.places[at];
-            if place.incarnation != 0 {
+            let location = &mut self.answer.locations[at];
+            if location.incarnation != 0 {
                 meter.spend(FIND);
                 let now = reader.lookup(id).map(|view| view.incarnation);
-                if now != Some(place.incarnation) {
-                    *place = Default::default();
+                if now != Some(location.incarnation) {
+                    *location = Default::default();
                 }
             }
         }
@@ -217,7 +211,9 @@ impl Retrieving<'_> {
             return Err(error);
         }
         self.answer = RetrieveAnswer::default();
-        self.answer.places.resize(self.ids.len(), Default::default());
+        self.answer
+            .locations
+            .resize(self.request.ids.len(), Default::default());
         self.stage = Stage::Done;
         Ok(())
     }

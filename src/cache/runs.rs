@@ -8,7 +8,8 @@ use super::error::CoreError;
 use super::evict::frame_steps;
 use super::grants::RUN_FRAMES;
 use super::turn::Turn;
-use crate::pool::{Extent, Owner};
+use crate::object::Extent;
+use crate::pool::Owner;
 
 /// So few runs are sorted to see whether two name one frame: a few microseconds.
 const SORTED: usize = 256;
@@ -217,7 +218,7 @@ impl Core {
 mod tests {
     use super::*;
     use crate::cache::CoreConfig;
-    use crate::pool::FRAME_BYTES;
+    use crate::object::FRAME_BYTES;
 
     /// Few runs are sorted, many are marked: both find the same.
     #[test]

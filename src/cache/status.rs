@@ -8,7 +8,7 @@ use super::core::Core;
 use super::error::CoreError;
 use super::slabs::record_of;
 use super::turn::{Progress, Turn, Work};
-use crate::pool::FRAME_BYTES;
+use crate::object::FRAME_BYTES;
 use crate::pool::accounting::Class;
 
 /// Pin words of a slab that are copied at once.

@@ -7,9 +7,9 @@
 //! tails, times the groups. [`Sweep`] and [`Naming`] keep their place, so that a long one can go on in another turn.
 
 use super::lookup::{Limits, Load, Presence, Source, TailPresence};
-use super::shape::GroupShape;
 use crate::geometry::ObjectKind;
 use crate::geometry::window::first_needed_token;
+use crate::object::GroupShape;
 
 /// The places of the tails by chunk, then by length.
 #[derive(Clone, Debug, Default)]

@@ -1,10 +1,9 @@
 //! Where the socket is when nobody says.
 
-use std::env;
 use std::fs::{self, DirBuilder};
-use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::{env, io};
 
 use nix::unistd::geteuid;
 

@@ -18,11 +18,11 @@ use super::output::print;
 use super::socket::default_path;
 use crate::cache::slabs::PIN_WORDS;
 use crate::geometry::Bytes;
+use crate::object::ClientKind;
 use crate::server::config::MAX_SOCKET_PATH_BYTES;
 use crate::shm::socket_path;
 use crate::wire::{
-    Encoder, FirstBytes, FrameReader, Hello, PROTOCOL_VERSION, PeerKind, Reply, Request, WireError,
-    decode_reply,
+    Encoder, FirstBytes, FrameReader, Hello, PROTOCOL_VERSION, Reply, Request, WireError, decode_reply,
 };
 
 /// How long a server may take for one answer.
@@ -161,7 +161,7 @@ impl Asking {
         let hello = Request::Hello(Hello {
             protocol_version: PROTOCOL_VERSION,
             features: 0,
-            kind: PeerKind::Tool,
+            kind: ClientKind::Tool,
             name: format!("kvasir {command} {}", env!("CARGO_PKG_VERSION")),
             engine_instance: [0; 16],
             wants_pool: false,

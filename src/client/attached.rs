@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::ClientError;
 use super::session::{Regions, length};
 use super::stats::Stat;
-use crate::cache::direct::{self, Direct, OtherDomain, RetrieveRequest};
+use crate::cache::direct::{self, Direct, OtherDomain};
 use crate::cache::index::{IndexLayout, IndexReader};
 use crate::cache::pin_words::PinWords;
 use crate::cache::slabs::SLAB_BYTES;
-use crate::cache::{DomainShape, GroupShape, LookupRequest, ObjectId, RetrieveAnswer};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
+use crate::object::{DomainShape, GroupShape, LookupRequest, ObjectId, RetrieveAnswer, RetrieveRequest};
 use crate::pool::EpochReader;
 use crate::shm::atfork::ForkClosedFd;
 use crate::shm::lock::try_lock_byte;
 use crate::shm::{Mapping, ReadOnly, ReadWrite, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering};
-use crate::wire::{self, GroupKind, RegionKind};
+use crate::wire::RegionKind;
 
 /// Mappings go before the lock does.
 #[derive(Debug)]
@@ -114,13 +114,16 @@ impl Attached {
         }
     }
 
-    /// Remembers what a domain looks like. False: there can be no such domain.
-    pub(super) fn learn(&self, seed: ChunkKey, shape: &wire::DomainShape) -> bool {
-        let Some(shape) = usable(shape) else {
-            return false;
-        };
+    /// Remembers what a domain looks like.
+    ///
+    /// # Errors
+    /// The shape, when there can be no such domain.
+    pub(super) fn learn(&self, seed: ChunkKey, shape: DomainShape) -> Result<(), DomainShape> {
+        if !is_usable(&shape) {
+            return Err(shape);
+        }
         self.shapes().insert(seed, Arc::new(shape));
-        true
+        Ok(())
     }
 
     /// Answers a lookup from memory; nothing where the server has to be asked.
@@ -141,25 +144,28 @@ impl Attached {
     }
 
     /// Pins objects for reading, from memory. Nothing where the server has to be asked.
-    pub(super) fn retrieve(&self, request: &RetrieveRequest<'_>) -> Option<(RetrieveAnswer, bool)> {
+    pub(super) fn retrieve(
+        &self,
+        domain: u32,
+        kept_frames_max: u64,
+        request: &RetrieveRequest,
+    ) -> Option<(RetrieveAnswer, bool)> {
         let reader = IndexReader::new(&self.index, self.layout);
         let mut pins = self.pins();
-        let found = direct::retrieve(&reader, request, &mut pins, || self.boot_unchanged());
+        let found = direct::retrieve(&reader, domain, kept_frames_max, request, &mut pins, || {
+            self.boot_unchanged()
+        });
         self.note_evicted(&mut pins);
         found
     }
 
     /// Which objects of a domain are there now, by their records; of any domain where its number is not known. A hint: they
     /// may go at any time.
-    pub(super) fn find(&self, domain: Option<u32>, id: &wire::ObjectId) -> Option<u32> {
+    pub(super) fn find(&self, domain: Option<u32>, id: &ObjectId) -> Option<u32> {
         if !self.boot_unchanged() {
             return None;
         }
-        let id = ObjectId {
-            key: id.key,
-            group: id.group,
-        };
-        let view = IndexReader::new(&self.index, self.layout).lookup(&id)?;
+        let view = IndexReader::new(&self.index, self.layout).lookup(id)?;
         domain
             .is_none_or(|domain| view.domain == domain)
             .then_some(view.record)
@@ -213,49 +219,27 @@ impl Attached {
     }
 }
 
-/// A shape as the cache's own; nothing where its numbers make no sense.
-fn usable(shape: &wire::DomainShape) -> Option<DomainShape> {
-    let group = |group: &wire::GroupShape| {
-        let kind = match group.kind {
-            GroupKind::Full => ObjectKind::Full,
-            GroupKind::SlidingWindow => ObjectKind::Window {
-                tokens: group.window_tokens,
-            },
-            GroupKind::ChunkedLocal => ObjectKind::ChunkedLocal {
-                tokens: group.window_tokens,
-            },
-            GroupKind::Recurrent => ObjectKind::Recurrent,
-        };
-        let sound = group.bit.is_power_of_two()
-            && !matches!(
-                kind,
-                ObjectKind::Window { tokens: 0 } | ObjectKind::ChunkedLocal { tokens: 0 }
-            );
-        sound.then_some(GroupShape {
-            group: group.group,
-            kind,
-            bit: group.bit,
-        })
+/// Whether the numbers of a shape make sense.
+fn is_usable(shape: &DomainShape) -> bool {
+    let groups = &shape.groups;
+    let sound = |group: &GroupShape| {
+        let windowed = matches!(
+            group.kind,
+            ObjectKind::Window { .. } | ObjectKind::ChunkedLocal { .. }
+        );
+        group.bit.is_power_of_two() && (!windowed || group.kind.window_tokens() > 0)
     };
-    let groups = shape.groups.iter().map(group).collect::<Option<Vec<_>>>()?;
     let bits = groups.iter().fold(0_u32, |bits, group| bits | group.bit);
     let anchor = |anchor: u16| {
         let full = |group: &GroupShape| group.group == anchor && group.kind == ObjectKind::Full;
         groups.iter().any(full)
     };
-    let whole = !groups.is_empty()
+    !groups.is_empty()
+        && groups.iter().all(sound)
         && groups.is_sorted_by(|one, next| one.group < next.group)
         && bits.count_ones() as usize == groups.len()
         && shape.anchor.is_none_or(anchor)
         && shape.alignment > 0
         && shape.chunk_size > 0
-        && u64::from(shape.chunk_size).is_multiple_of(shape.alignment);
-    whole.then_some(DomainShape {
-        domain: shape.domain,
-        chunk: shape.chunk_size,
-        alignment: shape.alignment,
-        anchor: shape.anchor,
-        groups,
-        kept_frames_max: shape.kept_frames_max,
-    })
+        && u64::from(shape.chunk_size).is_multiple_of(shape.alignment)
 }

@@ -6,9 +6,8 @@ use super::session::{Session, unexpected};
 use super::state::Core;
 use super::stats::Stat;
 use super::{ClientError, Maps};
-use crate::cache::{self, LookupRequest, Tail, TailList};
-use crate::keys::ChunkKey;
-use crate::wire::{Grant, LoadItem, Lookup, LookupReply, MAX_KEYS, ObjectId, Reply, Request, TailKey};
+use crate::object::{self, GrantRequest, LoadItem, Lookup, LookupRequest, TailList};
+use crate::wire::{MAX_KEYS, Reply, Request};
 
 /// A pin: what it holds stays in the pool until it is released. It belongs to one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,15 +105,12 @@ impl Core {
     }
 
     /// See [`super::Client::lookup`].
-    pub(super) fn lookup(
-        self: &Arc<Self>,
-        question: &LookupRequest<'_>,
-    ) -> Result<LookupAnswer, ClientError> {
-        if let Some(answer) = self.look_up_direct(question) {
+    pub(super) fn lookup(self: &Arc<Self>, request: &LookupRequest<'_>) -> Result<LookupAnswer, ClientError> {
+        if let Some(answer) = self.lookup_local(request) {
             return Ok(answer);
         }
         self.count(Stat::Lookups, 1);
-        match self.ask(question) {
+        match self.ask(request) {
             Err(ClientError::Unavailable { .. }) => {
                 self.count(Stat::DegradedLookups, 1);
                 Ok(LookupAnswer::degraded())
@@ -124,47 +120,47 @@ impl Core {
     }
 
     /// Answers a lookup from the mapped index. Nothing where it is not mapped, or the domain is not known yet.
-    pub(super) fn look_up_direct(&self, question: &LookupRequest<'_>) -> Option<LookupAnswer> {
+    pub(super) fn lookup_local(&self, request: &LookupRequest<'_>) -> Option<LookupAnswer> {
         if self.is_forked_copy() {
             return None;
         }
         let session = self.session()?;
-        let answer = look_up_at(&session, question, |stat, count| self.counters.add(stat, count))?;
+        let answer = lookup_at(&session, request, |stat, count| self.counters.add(stat, count))?;
         self.counters.add(Stat::Lookups, 1);
         Some(answer)
     }
 
     /// A lookup that is not answered from memory, or not yet: where the index is mapped the server is asked for the shape of
     /// the domain only.
-    fn ask(self: &Arc<Self>, question: &LookupRequest<'_>) -> Result<LookupAnswer, ClientError> {
+    fn ask(self: &Arc<Self>, request: &LookupRequest<'_>) -> Result<LookupAnswer, ClientError> {
         if self.config.maps < Maps::Index {
-            let request = by_message(question)?;
+            let request = by_message(request)?;
             return match self.call(None, &Request::Lookup(request))? {
                 (Reply::Lookup(reply), session) => Ok(answer(reply, &session)),
                 (reply, session) => Err(self.distrust(&session, &reply)),
             };
         }
-        let request = Lookup {
-            domain_seed: question.domain_seed,
-            session: question.session,
+        let asked = Lookup {
+            domain_seed: request.domain_seed,
+            label: request.label,
             keys: Vec::new(),
-            tails: Vec::new(),
+            tails: TailList::default(),
             max_tokens: 0,
             local_tokens: 0,
             pin: false,
             describe: true,
         };
-        match self.call(None, &Request::Lookup(request))? {
-            (Reply::Lookup(reply), session) => {
-                let (Some(attached), Some(shape)) = (session.attached(), &reply.shape) else {
+        match self.call(None, &Request::Lookup(asked))? {
+            (Reply::Lookup(mut reply), session) => {
+                let (Some(attached), Some(shape)) = (session.attached(), reply.shape.take()) else {
                     return Ok(answer(reply, &session)); // as long as ranks are missing nothing is a hit
                 };
-                if !attached.learn(question.domain_seed, shape) {
+                if let Err(shape) = attached.learn(request.domain_seed, shape) {
                     let reason = format!("the server describes a domain that cannot be: {shape:?}");
                     self.degrade(&session, &reason);
                     return Err(ClientError::unavailable(reason));
                 }
-                let direct = look_up_at(&session, question, |stat, count| self.counters.add(stat, count));
+                let direct = lookup_at(&session, request, |stat, count| self.counters.add(stat, count));
                 direct.ok_or_else(|| ClientError::unavailable("the server or the domain changed meanwhile"))
             }
             (reply, session) => Err(self.distrust(&session, &reply)),
@@ -186,7 +182,7 @@ impl Core {
                 attached.end_session(label);
                 Ok(())
             }
-            None => self.acknowledge(Some(&session), &Request::EndSession { session: label }),
+            None => self.acknowledge(Some(&session), &Request::ReleaseLabel { label }),
         }
     }
 
@@ -213,21 +209,21 @@ impl Core {
 
 /// Asks for space for stores to come.
 pub(super) fn ahead(bytes: u64) -> Request {
-    Request::Grant(Grant {
+    Request::Grant(GrantRequest {
         bytes,
         ahead: true,
-        ..Grant::default()
+        ..GrantRequest::default()
     })
 }
 
 /// Answers from the memory of one connection, and counts.
-fn look_up_at(
+fn lookup_at(
     session: &Session,
-    question: &LookupRequest<'_>,
+    request: &LookupRequest<'_>,
     add: impl Fn(Stat, u64),
 ) -> Option<LookupAnswer> {
     let attached = session.attached().filter(|attached| attached.boot_unchanged())?;
-    let found = attached.look_up(question)?;
+    let found = attached.look_up(request)?;
     let evicted = attached.take_evicted();
     if evicted > 0 {
         add(Stat::EvictedPins, evicted);
@@ -241,39 +237,26 @@ fn look_up_at(
         add(stat, count);
         attached.count(stat, count);
     }
-    let load = |load: &cache::LoadItem| LoadItem {
-        id: ObjectId {
-            key: load.id.key,
-            group: load.id.group,
-        },
-        chunk: load.chunk,
-        tokens: load.tokens,
-    };
     Some(LookupAnswer {
         hit_tokens: found.answer.hit_tokens,
         pin: (found.answer.pin != 0).then_some(Pin {
             connection: session.generation,
             id: OWN | found.answer.pin,
         }),
-        loads: found.answer.loads.iter().map(load).collect(),
+        loads: found.answer.loads,
         present_tokens: found.answer.present_tokens,
         degraded: false,
         shortened: found.shortened,
     })
 }
 
-/// A question as the message that asks it.
-fn by_message(question: &LookupRequest<'_>) -> Result<Lookup, ClientError> {
-    let tails = question.tails.all();
-    let tails: Vec<TailKey> = tails
-        .iter()
-        .map(|tail| TailKey {
-            key: tail.key,
-            chunk: tail.chunk,
-            tokens: tail.tokens,
-        })
-        .collect();
-    for given in [question.keys.len(), tails.len()] {
+/// A request as the message that asks it.
+fn by_message(request: &LookupRequest<'_>) -> Result<Lookup, ClientError> {
+    let lookup = Lookup {
+        describe: false,
+        ..Lookup::from(request)
+    };
+    for given in [lookup.keys.len(), lookup.tails.len()] {
         if given > MAX_KEYS {
             return Err(ClientError::TooManyItems {
                 given,
@@ -281,77 +264,10 @@ fn by_message(question: &LookupRequest<'_>) -> Result<Lookup, ClientError> {
             });
         }
     }
-    Ok(Lookup {
-        domain_seed: question.domain_seed,
-        session: question.session,
-        keys: question.keys.to_vec(),
-        tails,
-        max_tokens: question.max_tokens,
-        local_tokens: question.local_tokens,
-        pin: question.pin,
-        describe: false,
-    })
+    Ok(lookup)
 }
 
-/// A question that outlives its asking.
-#[derive(Debug)]
-pub(super) struct Question {
-    domain_seed: ChunkKey,
-    session: u64,
-    keys: Vec<ChunkKey>,
-    tails: TailList,
-    max_tokens: u64,
-    local_tokens: u64,
-    pin: bool,
-}
-
-impl Question {
-    pub(super) fn of(question: &LookupRequest<'_>) -> Self {
-        Self {
-            domain_seed: question.domain_seed,
-            session: question.session,
-            keys: question.keys.to_vec(),
-            tails: TailList::new(question.tails.all().into_owned()),
-            max_tokens: question.max_tokens,
-            local_tokens: question.local_tokens,
-            pin: question.pin,
-        }
-    }
-
-    pub(super) fn borrow(&self) -> LookupRequest<'_> {
-        LookupRequest {
-            domain_seed: self.domain_seed,
-            session: self.session,
-            keys: &self.keys,
-            tails: &self.tails,
-            max_tokens: self.max_tokens,
-            local_tokens: self.local_tokens,
-            pin: self.pin,
-            describe: false,
-        }
-    }
-}
-
-impl From<Lookup> for Question {
-    fn from(lookup: Lookup) -> Self {
-        let tail = |tail: &TailKey| Tail {
-            key: tail.key,
-            chunk: tail.chunk,
-            tokens: tail.tokens,
-        };
-        Self {
-            domain_seed: lookup.domain_seed,
-            session: lookup.session,
-            tails: TailList::new(lookup.tails.iter().map(tail).collect()),
-            keys: lookup.keys,
-            max_tokens: lookup.max_tokens,
-            local_tokens: lookup.local_tokens,
-            pin: lookup.pin,
-        }
-    }
-}
-
-fn answer(reply: LookupReply, session: &Session) -> LookupAnswer {
+fn answer(reply: object::LookupAnswer, session: &Session) -> LookupAnswer {
     LookupAnswer {
         hit_tokens: reply.hit_tokens,
         pin: (reply.pin != 0).then_some(Pin {

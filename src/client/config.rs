@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::wire::PeerKind;
+use crate::object::ClientKind;
 
 /// What a client maps of the server's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,7 +22,7 @@ pub struct ClientConfig {
     /// The server's socket.
     pub socket: PathBuf,
     /// What this process is for. Workers map the pool; schedulers and tools do not.
-    pub kind: PeerKind,
+    pub kind: ClientKind,
     /// Program and role, for the server's status; cut to the protocol's limit.
     pub name: String,
     /// The same 16 bytes in all processes of one serving engine.
@@ -42,7 +42,7 @@ pub struct ClientConfig {
 
 impl ClientConfig {
     /// The defaults: calls end after 1 s, heartbeat every 10 s, 64 MiB of credit, checksums.
-    pub fn new(socket: impl Into<PathBuf>, kind: PeerKind, name: &str, engine_instance: [u8; 16]) -> Self {
+    pub fn new(socket: impl Into<PathBuf>, kind: ClientKind, name: &str, engine_instance: [u8; 16]) -> Self {
         Self {
             socket: socket.into(),
             kind,
@@ -52,9 +52,9 @@ impl ClientConfig {
             heartbeat: Duration::from_secs(10),
             credit_bytes: 64 << 20,
             maps: match kind {
-                PeerKind::Worker => Maps::Pool,
-                PeerKind::Scheduler => Maps::Index,
-                PeerKind::Tool | PeerKind::Unspecified => Maps::Nothing,
+                ClientKind::Worker => Maps::Pool,
+                ClientKind::Scheduler => Maps::Index,
+                ClientKind::Tool | ClientKind::Unspecified => Maps::Nothing,
             },
             checksums: true,
         }

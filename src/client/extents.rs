@@ -1,8 +1,8 @@
 //! Granted space: which extents a client may write, and walking through the extents of a part.
 
 use crate::copy::Span;
+use crate::object::Extent;
 use crate::sync::shared::{AtomicU64, Ordering};
-use crate::wire::Extent;
 
 /// Frames that this client holds and has not yet used.
 #[derive(Debug, Default)]

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::calls::{LookupAnswer, Pin, Question, ahead};
+use super::calls::{LookupAnswer, Pin, ahead};
 use super::layout::KvMemory;
 use super::populate::When;
-use super::recover;
 use super::state::Core;
 use super::stats::Stat;
 use super::tickets::Tickets;
 use super::wanted::Wanted;
-use super::{ClientConfig, ClientError, ClientStats, Maps};
-use crate::cache::{LookupRequest, ReuseCounters};
+use super::{ClientConfig, ClientError, ClientStats, Maps, recover};
+use crate::cache::ReuseCounters;
 use crate::control::{ControlView, Health};
 use crate::copy::CopyEngine;
 use crate::keys::ChunkKey;
-use crate::wire::{Lookup, Negotiate, NegotiateReply, PeerKind, RegisterKvCache, Reply, Request};
+use crate::object::{ClientKind, LookupRequest};
+use crate::wire::{Negotiate, NegotiateReply, RegisterKvCache, Reply, Request};
 
 /// A client that repairs its own connection. All methods may be called from any thread.
 #[derive(Debug)]
@@ -193,20 +193,13 @@ impl Client {
         self.core.set_memory(memory);
     }
 
-    /// Asks for the longest prefix that every object group can serve. A server that is away is a miss.
+    /// Asks for the longest prefix that every object group can serve. Tails are computed only as far as the answer needs
+    /// them. A server that is away is a miss.
     ///
     /// # Errors
     /// [`ClientError::Refused`] and [`ClientError::TooManyItems`] for a request that makes no sense.
-    pub fn lookup(&self, request: Lookup) -> Result<LookupAnswer, ClientError> {
-        self.core.lookup(&Question::from(request).borrow())
-    }
-
-    /// The same, where tails are computed only as far as the answer needs them.
-    ///
-    /// # Errors
-    /// As [`Client::lookup`].
-    pub fn look_up(&self, question: &LookupRequest<'_>) -> Result<LookupAnswer, ClientError> {
-        self.core.lookup(question)
+    pub fn lookup(&self, request: &LookupRequest<'_>) -> Result<LookupAnswer, ClientError> {
+        self.core.lookup(request)
     }
 
     /// Gives pins back. Those of earlier connections ended with them and are ignored.
@@ -310,7 +303,7 @@ impl Client {
 
     /// Space for the first store, so that it needs no round trip.
     fn first_credit(&self) {
-        if self.core.config.kind == PeerKind::Worker
+        if self.core.config.kind == ClientKind::Worker
             && self.core.config.credit_bytes > 0
             && self
                 .core

@@ -1,7 +1,7 @@
 use super::super::extents::ExtentCursor;
 use super::*;
 use crate::copy::{Checksum, CopyEngine};
-use crate::wire::Extent;
+use crate::object::Extent;
 
 /// Pool frames of the tests: small and odd, so that pages cross them.
 const FRAME: u64 = 100;

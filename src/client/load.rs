@@ -9,7 +9,8 @@ use super::wanted::Registered;
 use super::{Client, ClientError};
 use crate::copy::{CopyEngine, SummedPlan};
 use crate::keys::ChunkKey;
-use crate::wire::{MAX_ITEMS, ObjectId, PartPlace, Request, RetrieveReply};
+use crate::object::{ObjectId, PartLocation, RetrieveAnswer};
+use crate::wire::{MAX_ITEMS, Request};
 
 /// One object to load.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,22 +123,22 @@ impl Client {
     }
 
     /// The final check: what was copied counts only if nobody was given the frames meanwhile, and if it is what was stored.
-    fn verify(&self, session: &Session, found: &RetrieveReply, copied: &[Copied]) -> Vec<Loaded> {
+    fn verify(&self, session: &Session, found: &RetrieveAnswer, copied: &[Copied]) -> Vec<Loaded> {
         let Ok(pool) = session.pool() else {
             return vec![Loaded::NotThere; copied.len()];
         };
         pool.fence_after_copy();
-        let loaded = copied.iter().zip(&found.places).map(|(copied, place)| {
+        let loaded = copied.iter().zip(&found.locations).map(|(copied, location)| {
             let Copied::All { checksum } = copied else {
                 return Loaded::NotThere;
             };
-            let first = place.extents(&found.extents).first();
+            let first = location.extents(&found.extents).first();
             // First: bytes of another object are no sign of a fault.
-            if !first.is_some_and(|first| pool.copy_was_whole(first.frame, place.incarnation)) {
+            if !first.is_some_and(|first| pool.copy_was_whole(first.frame, location.incarnation)) {
                 return Loaded::Stale;
             }
             match checksum {
-                Some(checksum) if place.checksum != 0 && *checksum != place.checksum => Loaded::Corrupt,
+                Some(checksum) if location.checksum != 0 && *checksum != location.checksum => Loaded::Corrupt,
                 _ => Loaded::Whole,
             }
         });
@@ -178,13 +179,13 @@ enum Loaded {
 fn discard(
     domain_seed: ChunkKey,
     requests: &[LoadRequest],
-    found: &RetrieveReply,
+    found: &RetrieveAnswer,
     loaded: &[Loaded],
 ) -> Option<Request> {
-    let items = requests.iter().zip(&found.places).zip(loaded);
+    let items = requests.iter().zip(&found.locations).zip(loaded);
     let objects: Vec<(ObjectId, u64)> = items
         .filter(|(_, loaded)| **loaded == Loaded::Corrupt)
-        .map(|((request, place), _)| (request.id, place.incarnation))
+        .map(|((request, location), _)| (request.id, location.incarnation))
         .collect();
     (!objects.is_empty()).then_some(Request::Discard { domain_seed, objects })
 }
@@ -192,7 +193,7 @@ fn discard(
 /// Copies what is there with one plan.
 fn scatter(
     session: &Session,
-    found: &RetrieveReply,
+    found: &RetrieveAnswer,
     requests: &[LoadRequest],
     holdings: &[(Holding, u64)],
     memory: &KvMemory,
@@ -201,11 +202,11 @@ fn scatter(
     let pool = session.pool()?;
     let mut plan = SummedPlan::new();
     let mut usable = Vec::with_capacity(requests.len());
-    for ((request, &(holding, bytes)), place) in requests.iter().zip(holdings).zip(&found.places) {
+    for ((request, &(holding, bytes)), location) in requests.iter().zip(holdings).zip(&found.locations) {
         let object = memory.group(request.id.group)?;
-        usable.push(is_usable(pool, found, place, request, object, bytes));
+        usable.push(is_usable(pool, found, location, request, object, bytes));
         if usable.last() == Some(&true) {
-            let mut cursor = ExtentCursor::new(place.extents(&found.extents), pool.frame_bytes());
+            let mut cursor = ExtentCursor::new(location.extents(&found.extents), pool.frame_bytes());
             memory.scatter(&mut plan, object, holding, &request.blocks, &mut cursor);
         }
     }
@@ -226,25 +227,25 @@ fn scatter(
     Ok(copied.collect())
 }
 
-/// Whether a place is there, inside the pool, as long as this rank's part of that many tokens is, and holds all blocks
+/// Whether a location is there, inside the pool, as long as this rank's part of that many tokens is, and holds all blocks
 /// that are wanted of it.
 fn is_usable(
     pool: &PoolSide,
-    found: &RetrieveReply,
-    place: &PartPlace,
+    found: &RetrieveAnswer,
+    location: &PartLocation,
     request: &LoadRequest,
     object: &ObjectGroupPages,
     bytes: u64,
 ) -> bool {
-    let extents = place.extents(&found.extents);
+    let extents = location.extents(&found.extents);
     let room: u64 = extents
         .iter()
         .map(|extent| u64::from(extent.count) * pool.frame_bytes())
         .sum();
-    place.incarnation != 0
-        && place.tokens == request.tokens
-        && place.bytes == bytes
+    location.incarnation != 0
+        && location.tokens == request.tokens
+        && location.bytes == bytes
         && room >= bytes
         && extents.iter().all(|extent| pool.holds(extent))
-        && object.avoids_holes(&request.blocks, place.held_from.into())
+        && object.avoids_holes(&request.blocks, location.held_from.into())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::wire::ObjectId;
+use crate::object::ObjectId;
 
 /// Objects that are remembered. With more of them all are forgotten: their children are copied once more for nothing.
 const MISSING_MAX: usize = 16384;

@@ -9,9 +9,9 @@ use std::ops::Range;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use crate::object::Extent;
 use crate::shm::{Mapping, ReadWrite};
 use crate::sync::shared::{AtomicU64, Ordering};
-use crate::wire::Extent;
 
 /// Bytes that the thread asks for in one call, so that a connection that ends is not held for long.
 const STEP: usize = 16 << 20;

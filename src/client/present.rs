@@ -1,7 +1,8 @@
 //! Asking what is there before it is copied.
 
 use super::{Client, ClientError};
-use crate::wire::{MAX_ITEMS, ObjectId};
+use crate::object::ObjectId;
+use crate::wire::MAX_ITEMS;
 
 impl Client {
     /// Per object whether the server has it now. For stores of what may be there already: a store copies first, and only
@@ -32,6 +33,10 @@ impl Client {
             Err(error) => return Err(error),
         };
         self.core.let_go(&session, found.pin, None);
-        Ok(found.places.iter().map(|place| place.incarnation != 0).collect())
+        Ok(found
+            .locations
+            .iter()
+            .map(|location| location.incarnation != 0)
+            .collect())
     }
 }

@@ -18,8 +18,9 @@ use super::session::{Session, unexpected};
 use super::state::Core;
 use super::wake::SocketFile;
 use super::wanted::{Registered, Wanted, domain_seed};
+use crate::object::ClientKind;
 use crate::sync::shared::Ordering;
-use crate::wire::{PeerKind, Reply, Request};
+use crate::wire::{Reply, Request};
 
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LAST_RETRY: Duration = Duration::from_secs(1);
@@ -138,7 +139,7 @@ fn attempt(core: &Core) -> Result<(), Failed> {
             return Err(Failed { error, refused });
         }
         let stores = wanted.registered.as_ref().is_some_and(|own| own.request.stores);
-        if stores && core.config.kind == PeerKind::Worker && session.credit_bytes() == 0 {
+        if stores && core.config.kind == ClientKind::Worker && session.credit_bytes() == 0 {
             take_credit(core, &mut connection, &session, core.config.credit_bytes)?;
         }
         match core.install(connection, session, &wanted) {

@@ -8,9 +8,8 @@ use super::session::Session;
 use super::state::Core;
 use super::stats::Stat;
 use super::wanted::Registered;
-use crate::cache::direct::RetrieveRequest;
-use crate::cache::{self, RetrieveAnswer};
-use crate::wire::{Extent, ObjectId, PartPlace, Reply, Request, Retrieve, RetrieveReply};
+use crate::object::{ObjectId, RetrieveAnswer, RetrieveRequest};
+use crate::wire::{Reply, Request};
 
 impl Core {
     /// Pins objects under a label and says where one part of each lies. What is not there has incarnation 0.
@@ -20,44 +19,31 @@ impl Core {
         label: u64,
         part: u16,
         ids: Vec<ObjectId>,
-    ) -> Result<(RetrieveReply, Arc<Session>), ClientError> {
-        if let Some(found) = self.retrieve_direct(registered, label, part, &ids) {
-            return Ok(found);
-        }
-        let asked = ids.len();
-        let retrieve = Request::Retrieve(Retrieve {
+    ) -> Result<(RetrieveAnswer, Arc<Session>), ClientError> {
+        let request = RetrieveRequest {
             domain_seed: registered.seed,
-            session: label,
+            label,
             part,
             ids,
-        });
-        match self.call(None, &retrieve)? {
-            (Reply::Retrieve(found), session) if found.places.len() == asked => Ok((found, session)),
+        };
+        if let Some(found) = self.retrieve_local(registered, &request) {
+            return Ok(found);
+        }
+        let asked = request.ids.len();
+        match self.call(None, &Request::Retrieve(request))? {
+            (Reply::Retrieve(found), session) if found.locations.len() == asked => Ok((found, session)),
             (reply, session) => Err(self.distrust(&session, &reply)),
         }
     }
 
-    fn retrieve_direct(
+    fn retrieve_local(
         &self,
         registered: &Registered,
-        label: u64,
-        part: u16,
-        ids: &[ObjectId],
-    ) -> Option<(RetrieveReply, Arc<Session>)> {
+        request: &RetrieveRequest,
+    ) -> Option<(RetrieveAnswer, Arc<Session>)> {
         let (session, domain) = (self.session()?, registered.domain?);
         let attached = session.attached().filter(|attached| attached.boot_unchanged())?;
-        let id = |id: &ObjectId| cache::ObjectId {
-            key: id.key,
-            group: id.group,
-        };
-        let request = RetrieveRequest {
-            domain,
-            kept_frames_max: registered.kept_frames_max,
-            session: label,
-            part,
-            ids: &ids.iter().map(id).collect::<Vec<_>>(),
-        };
-        let (answer, shortened) = attached.retrieve(&request)?;
+        let (mut answer, shortened) = attached.retrieve(domain, registered.kept_frames_max, request)?;
         let evicted = attached.take_evicted();
         if evicted > 0 {
             self.counters.add(Stat::EvictedPins, evicted);
@@ -66,7 +52,10 @@ impl Core {
             self.counters.add(Stat::Shortened, 1);
             attached.count(Stat::Shortened, 1);
         }
-        Some((own_reply(&answer), session))
+        if answer.pin != 0 {
+            answer.pin |= OWN;
+        }
+        Some((answer, session))
     }
 
     /// Takes back what a retrieve pinned, which nobody needs to wait for, and says what was damaged. Returns when the server
@@ -88,26 +77,5 @@ impl Core {
         {
             link.post(&Request::Release { pins: vec![pin] }, deadline);
         }
-    }
-}
-
-fn own_reply(answer: &RetrieveAnswer) -> RetrieveReply {
-    let place = |place: &cache::PartPlace| PartPlace {
-        incarnation: place.incarnation,
-        bytes: place.bytes,
-        checksum: place.checksum,
-        first_extent: place.first_extent,
-        extent_count: place.extent_count,
-        tokens: place.tokens,
-        held_from: place.held_from,
-    };
-    let extent = |extent: &cache::Extent| Extent {
-        frame: extent.frame,
-        count: extent.count,
-    };
-    RetrieveReply {
-        pin: if answer.pin == 0 { 0 } else { OWN | answer.pin },
-        places: answer.places.iter().map(place).collect(),
-        extents: answer.extents.iter().map(extent).collect(),
     }
 }

@@ -18,12 +18,11 @@ use super::stats::Stat;
 use super::{ClientConfig, ClientError, Maps};
 use crate::control::ControlView;
 use crate::copy::HostMemory;
+use crate::object::Extent;
 use crate::shm::atfork::forks_so_far;
 use crate::shm::{Mapping, ReadWrite};
 use crate::sync::shared::{Ordering, fence};
-use crate::wire::{
-    Extent, Hello, HelloReply, MAX_NAME_BYTES, PROTOCOL_VERSION, Region, RegionKind, Reply, Request,
-};
+use crate::wire::{Hello, HelloReply, MAX_NAME_BYTES, PROTOCOL_VERSION, Region, RegionKind, Reply, Request};
 
 /// The regions of the shm-direct path beside those of lookups.
 #[derive(Debug)]

@@ -7,8 +7,10 @@ use super::stats::Stat;
 use super::storing::Storing;
 use super::wanted::Registered;
 use super::{Client, ClientError};
+use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
-use crate::wire::{CommitOutcome, GroupKind, MAX_ITEMS, ObjectId};
+use crate::object::{CommitOutcome, ObjectId};
+use crate::wire::MAX_ITEMS;
 
 /// One part of one object to store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -216,7 +218,7 @@ fn check_holes(
 ) -> Result<u32, ClientError> {
     let held_from = object.held_from(lists);
     let (kind, _) = registered.group(request.id.group)?;
-    let windowed = matches!(kind, GroupKind::SlidingWindow | GroupKind::ChunkedLocal);
+    let windowed = matches!(kind, ObjectKind::Window { .. } | ObjectKind::ChunkedLocal { .. });
     if held_from == 0 || windowed && held_from < u64::from(request.tokens) {
         return Ok(held_from as u32);
     }
@@ -235,7 +237,7 @@ pub(super) fn part_of(
     tokens: u64,
 ) -> Result<(Holding, Option<u64>), ClientError> {
     let (kind, unit_bytes) = registered.group(group)?;
-    if kind == GroupKind::Recurrent {
+    if kind == ObjectKind::Recurrent {
         return Ok((Holding::State, Some(unit_bytes)));
     }
     let alignment = registered.request.required_alignment;

@@ -14,8 +14,10 @@ use super::wanted::Registered;
 use super::{Client, ClientError};
 use crate::control::Counter;
 use crate::copy::{CopyEngine, SummedPlan};
+use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
-use crate::wire::{Commit, ErrorCode, Extent, Grant, GroupKind, ObjectId, Reply, Request, StoreItem};
+use crate::object::{CommitRequest, Extent, GrantRequest, ObjectId, StoreItem};
+use crate::wire::{ErrorCode, Reply, Request};
 
 /// Chunks that one question for space names. Further chains of the call are not spared by it.
 const UNDER_MAX: usize = 1024;
@@ -82,7 +84,7 @@ impl<'a> Storing<'a> {
         parts: usize,
     ) -> Self {
         let groups = &registered.request.groups;
-        let full = groups.iter().filter(|group| group.kind == GroupKind::Full);
+        let full = groups.iter().filter(|group| group.kind == ObjectKind::Full);
         Self {
             client,
             memory,
@@ -221,7 +223,7 @@ impl<'a> Storing<'a> {
 
     fn is_full(&self, group: u16) -> bool {
         let kind = self.registered.group(group).map(|(kind, _)| kind);
-        kind.is_ok_and(|kind| kind == GroupKind::Full)
+        kind.is_ok_and(|kind| kind == ObjectKind::Full)
     }
 
     /// In how many parts the objects of a group are stored.
@@ -263,7 +265,7 @@ impl<'a> Storing<'a> {
 
     /// Asks for more space. Less than asked for, or none, is for the caller to notice.
     fn ask_for(&self, bytes: u64, under: Vec<ChunkKey>) -> Result<(), ClientError> {
-        let request = Request::Grant(Grant {
+        let request = Request::Grant(GrantRequest {
             bytes,
             under,
             ahead: false,
@@ -377,7 +379,7 @@ impl<'a> Storing<'a> {
     fn commit(&mut self, pool: &PoolSide, batch: Batch, left: u64) -> Result<(), ClientError> {
         let last = left == 0;
         let ids: Vec<ObjectId> = batch.items.iter().map(|item| item.id).collect();
-        let request = Request::Commit(Commit {
+        let request = Request::Commit(CommitRequest {
             domain_seed: self.registered.seed,
             items: batch.items,
             extents: batch.extents,
@@ -387,7 +389,7 @@ impl<'a> Storing<'a> {
             } else {
                 Vec::new()
             },
-            credit_bytes: self.client.core.config.credit_bytes.max(left),
+            grant_bytes: self.client.core.config.credit_bytes.max(left),
         });
         let (reply, session) = match self.client.core.call(Some(self.session), &request) {
             Ok(answered) => answered,

@@ -6,12 +6,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::calls::{LookupAnswer, Question};
+use super::calls::LookupAnswer;
 use super::handle::check_wait;
 use super::state::Core;
 use super::{Client, ClientError};
-use crate::cache::LookupRequest;
-use crate::wire::Lookup;
+use crate::object::{Lookup, LookupRequest};
 
 /// Names a lookup that was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,7 +24,7 @@ type Answer = Result<LookupAnswer, ClientError>;
 #[derive(Debug, Default)]
 struct State {
     last: u64,
-    queue: VecDeque<(u64, Question)>,
+    queue: VecDeque<(u64, Lookup)>,
     /// Open tickets; nothing while pending.
     open: HashMap<u64, Option<Answer>>,
     helper: bool,
@@ -63,20 +62,12 @@ impl Tickets {
 }
 
 impl Client {
-    /// Starts a lookup, and never waits for the server.
+    /// Starts a lookup, and never waits for the server. Tails are computed only as far as the answer needs them. From the
+    /// mapped index the answer is there when this returns.
     ///
     /// # Errors
     /// [`ClientError::TooManyItems`] with too many tickets open.
-    pub fn lookup_start(&self, request: Lookup) -> Result<Ticket, ClientError> {
-        self.look_up_start(&Question::from(request).borrow())
-    }
-
-    /// The same, where tails are computed only as far as the answer needs them. From the mapped index the answer is there
-    /// when this returns.
-    ///
-    /// # Errors
-    /// As [`Client::lookup_start`].
-    pub fn look_up_start(&self, question: &LookupRequest<'_>) -> Result<Ticket, ClientError> {
+    pub fn lookup_start(&self, request: &LookupRequest<'_>) -> Result<Ticket, ClientError> {
         self.core.check_process()?;
         let tickets = &self.tickets;
         let mut state = tickets.state();
@@ -87,7 +78,7 @@ impl Client {
             });
         }
         if !state.closed
-            && let Some(answer) = self.core.look_up_direct(question)
+            && let Some(answer) = self.core.lookup_local(request)
         {
             return Ok(state.answered(answer));
         }
@@ -103,7 +94,7 @@ impl Client {
         state.last += 1;
         let ticket = state.last;
         state.open.insert(ticket, None);
-        state.queue.push_back((ticket, Question::of(question)));
+        state.queue.push_back((ticket, Lookup::from(request)));
         tickets.changed.notify_all();
         Ok(Ticket(ticket))
     }
@@ -150,10 +141,10 @@ impl Client {
 /// The helper thread: answers lookups in order until the client is closed.
 fn answer_all(core: &Arc<Core>, tickets: &Tickets) {
     loop {
-        let Some((ticket, question)) = next(tickets) else {
+        let Some((ticket, request)) = next(tickets) else {
             return;
         };
-        let answer = core.lookup(&question.borrow());
+        let answer = core.lookup(&request.as_request());
         let mut state = tickets.state();
         let given_up = match state.open.get_mut(&ticket) {
             Some(slot) => {
@@ -171,7 +162,7 @@ fn answer_all(core: &Arc<Core>, tickets: &Tickets) {
 }
 
 /// The next lookup that somebody still waits for; nothing once the client is closed.
-fn next(tickets: &Tickets) -> Option<(u64, Question)> {
+fn next(tickets: &Tickets) -> Option<(u64, Lookup)> {
     let mut state = tickets.state();
     loop {
         if state.closed {
@@ -182,7 +173,7 @@ fn next(tickets: &Tickets) -> Option<(u64, Question)> {
             return None;
         }
         match state.queue.pop_front() {
-            Some((ticket, question)) if state.open.contains_key(&ticket) => return Some((ticket, question)),
+            Some((ticket, request)) if state.open.contains_key(&ticket) => return Some((ticket, request)),
             Some(_) => {}
             None => {
                 state = tickets

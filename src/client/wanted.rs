@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::ClientError;
+use crate::geometry::ObjectKind;
 use crate::keys::{ChunkKey, DomainFields};
-use crate::wire::{GroupKind, Negotiate, RegisterKvCache};
+use crate::wire::{Negotiate, RegisterKvCache};
 
 /// A registration that the server has confirmed.
 #[derive(Debug)]
@@ -18,7 +19,7 @@ pub(super) struct Registered {
 
 impl Registered {
     /// The kind and the unit bytes of an object group.
-    pub(super) fn group(&self, group: u16) -> Result<(GroupKind, u64), ClientError> {
+    pub(super) fn group(&self, group: u16) -> Result<(ObjectKind, u64), ClientError> {
         let found = self.request.groups.iter().find(|object| object.group == group);
         found
             .map(|object| (object.kind, object.unit_bytes))

@@ -9,10 +9,11 @@
 use std::sync::{Arc, PoisonError};
 
 use super::config::{ChunkSizeConfig, DEFAULT_CHUNK_TOKENS, Minimum};
-use super::error::{BindError, GroupSpan, GroupSpans};
+use super::error::BindError;
 use super::request::{MAX_GROUPS, NegotiateRequest, Negotiated, check_request, select_size};
 use super::word::{BindState, ChunkWord};
 use crate::geometry::chunk::resolve_chunk;
+use crate::object::{GroupSpan, GroupSpans};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// Where the chunk-size word lives: in the control region, or in a model checker's memory.

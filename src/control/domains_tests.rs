@@ -2,9 +2,8 @@ use std::os::fd::AsFd;
 use std::sync::Mutex;
 
 use super::*;
-use crate::control::{
-    BindState, BindingListener, BootInfo, ChunkSizeConfig, ControlView, GroupSpan, Minimum, Policy,
-};
+use crate::control::{BindState, BindingListener, BootInfo, ChunkSizeConfig, ControlView, Minimum, Policy};
+use crate::object::GroupSpan;
 
 fn id(number: u8) -> DomainId {
     std::array::from_fn(|i| number.wrapping_add(i as u8))

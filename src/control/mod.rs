@@ -21,7 +21,7 @@ pub mod word;
 pub use binding::{AgreedSize, Binding, BindingListener, WordCell};
 pub use config::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
 pub use domains::DomainBindings;
-pub use error::{BindError, GroupSpan, GroupSpans};
+pub use error::BindError;
 pub use fields::{Counter, Health};
 pub use region::{BootInfo, ChunkSizeCell, ControlError, ControlRegion, ControlView};
 pub use request::{DomainId, MAX_BINDING_DOMAINS, MAX_GROUPS, NegotiateRequest, Negotiated};

@@ -3,9 +3,10 @@
 //! May import `geometry` and this module's `config`, `error` and `word`. No unsafe code.
 
 use super::config::{ChunkSizeConfig, Policy};
-use super::error::{BindError, GroupSpan, GroupSpans};
+use super::error::BindError;
 use super::word::BindState;
 use crate::geometry::chunk::{self, ChunkError, MAX_CHUNK_TOKENS, Warning, near_coprime, resolve_chunk};
+use crate::object::{GroupSpan, GroupSpans};
 
 /// More KV cache groups than any model has.
 pub const MAX_GROUPS: usize = 1024;

@@ -7,17 +7,15 @@
 
 #![allow(unsafe_code)]
 
-use std::fmt;
-use std::ptr;
 use std::sync::OnceLock;
+use std::{fmt, ptr};
 
 #[cfg(target_arch = "x86_64")]
 use super::fused::{self, SummedRun};
 #[cfg(target_arch = "x86_64")]
 use super::stream::{self, Weave};
 #[cfg(target_arch = "x86_64")]
-use super::summed::SummedPiece;
-use super::summed::SummedPlan;
+use super::summed::{SummedPiece, SummedPlan};
 use super::{CopyError, CopyPlan, HostMemory, Piece};
 
 /// How payload bytes are moved.

@@ -44,6 +44,14 @@ impl ObjectKind {
         }
     }
 
+    /// Tokens of the window or of the attention chunk; 0 of kinds that have none.
+    pub fn window_tokens(self) -> u64 {
+        match self {
+            Self::Window { tokens } | Self::ChunkedLocal { tokens } => tokens,
+            Self::Full | Self::Recurrent => 0,
+        }
+    }
+
     /// See [`window::first_needed_token`].
     pub fn first_needed_token(self, boundary: u64) -> u64 {
         window::first_needed_token(self, boundary)

@@ -4,9 +4,8 @@ use std::fmt;
 
 use blake3::hazmat::{ContextKey, HasherExt, hash_derive_key_context};
 
-use super::buffers;
 use super::leaves::hash_leaves;
-use super::{ChunkKey, Extras, KeyError};
+use super::{ChunkKey, Extras, KeyError, buffers};
 
 /// Context of a leaf with extra keys. A change of the encoding in [`Extras`] needs a new number here.
 const EXTRA_CONTEXT: &str = "kvasir.extra.1";

@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Extent, PoolError};
+use super::PoolError;
+use crate::object::Extent;
 
 /// The free frames below the prefault watermark. Frames above it are free too, but nobody gets them yet.
 ///
@@ -152,7 +153,7 @@ impl FrameAllocator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::count_frames;
+    use crate::object::count_frames;
     use proptest::prelude::*;
 
     fn prefaulted(total: u32) -> FrameAllocator {

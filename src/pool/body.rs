@@ -5,7 +5,7 @@
 //! Per part, in rank order, one word `bytes << 16 | extents`, the checksum and that many extent words. The
 //! first six words are in the record, the rest in chain blocks of seven words and a link.
 
-use super::Extent;
+use crate::object::Extent;
 use crate::shm::mapping::{Access, Mapping, ReadWrite};
 
 /// Body words inside a record.

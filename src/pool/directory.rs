@@ -4,9 +4,10 @@
 //! Layout: docs/shm-layout.md, "Directory region". A restart recovers from it, so every change is ordered:
 //! the state of a record is written last when it is published and first when it goes.
 
+use super::PoolError;
 use super::body::{self, ChainArea, INLINE_WORDS, PartBody, chain_blocks};
 use super::epochs::version_word;
-use super::{Extent, FRAME_BYTES, PoolError};
+use crate::object::{Extent, FRAME_BYTES};
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering};
 

@@ -4,7 +4,7 @@
 
 use std::os::fd::OwnedFd;
 
-use super::Extent;
+use crate::object::Extent;
 use crate::shm::mapping::{Access, Mapping, ReadWrite};
 use crate::shm::{Memfd, OwnerAccess, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering, fence};

@@ -2,8 +2,8 @@
 //!
 //! May import `geometry`, `shm`.
 
-use super::{Extent, FRAME_BYTES};
 use crate::geometry::Bytes;
+use crate::object::{Extent, FRAME_BYTES};
 use crate::shm::ShmError;
 
 /// A failure of the pool.

@@ -8,7 +8,6 @@ pub mod body;
 pub mod directory;
 pub mod epochs;
 mod error;
-mod frames;
 #[allow(clippy::module_inception)]
 mod pool;
 mod prefault;
@@ -16,6 +15,5 @@ mod prefault;
 pub use directory::{Owner, RecordState};
 pub use epochs::{ABI_VERSION, EpochReader};
 pub use error::PoolError;
-pub use frames::{Extent, FRAME_BYTES, count_frames, frames_for};
 pub use pool::{MAX_BOOT_SEQ, Pool, PoolConfig};
 pub use prefault::{PREFAULT_STEP, Prefault, PrefaultEvent, prefault_reserve};

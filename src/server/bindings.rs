@@ -18,8 +18,9 @@ use super::state::lock;
 use crate::cache::{Core, CoreError};
 use crate::control::{
     BindError, BindState, Binding, BindingListener, ChunkSizeCell, ChunkSizeConfig, ChunkWord, ControlRegion,
-    DomainBindings, DomainId, GroupSpan, NegotiateRequest, Negotiated,
+    DomainBindings, DomainId, NegotiateRequest, Negotiated,
 };
+use crate::object::GroupSpan;
 use crate::wire::{ErrorCode, WireError};
 
 /// All chunk-size words of the server, and where they ask for the fleet's record.

@@ -376,8 +376,8 @@ impl Config {
             1,
             crate::cache::SLABS as u64,
         )?;
-        let (value, min) = (config.pool_size.0, crate::pool::FRAME_BYTES);
-        let max = u64::from(u32::MAX) * crate::pool::FRAME_BYTES;
+        let (value, min) = (config.pool_size.0, crate::object::FRAME_BYTES);
+        let max = u64::from(u32::MAX) * crate::object::FRAME_BYTES;
         if !(min..=max).contains(&value) {
             return Err(SettingsError::Size {
                 name: "--pool-size".to_owned(),

@@ -15,17 +15,17 @@ use super::state::Server;
 use super::status::{self, SessionInfo};
 use crate::cache::turn::{Progress, Turn, Work};
 use crate::cache::{
-    Abort, Clear, ClientId, ClientInfo, CommitRequest, Committing, Core, Discard, EndingSession, Grant,
-    GrantRequest, Looking, LookupRequest, Register, Releasing, Retrieving, TailList, Unregister,
+    Abort, Clear, ClientId, ClientInfo, Committing, Core, Discard, EndingSession, Grant, Looking, Register,
+    Releasing, Retrieving, Unregister,
 };
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
 use crate::geometry::chunk;
 use crate::keys::{ChunkKey, DomainFields};
-use crate::pool::FRAME_BYTES;
+use crate::object::{CommitRequest, FRAME_BYTES, Lookup, PayloadPath, RetrieveRequest};
 use crate::wire::{
-    Commit, ErrorCode, Hello, HelloReply, Lookup, Negotiate, NegotiateReply, PROTOCOL_VERSION, PayloadPath,
-    Region, RegionKind, RegisterKvCache, RegisterReply, Reply, Request, Retrieve, WireError,
+    ErrorCode, Hello, HelloReply, Negotiate, NegotiateReply, PROTOCOL_VERSION, Region, RegionKind,
+    RegisterKvCache, RegisterReply, Reply, Request, WireError,
 };
 
 /// A connection that has said hello. However it ends, what its client held is taken back as soon as may be.
@@ -142,7 +142,7 @@ fn region(kind: RegionKind, offset: u64, bytes: u64) -> Region {
 fn client_info(hello: &Hello) -> ClientInfo {
     ClientInfo {
         engine_instance: hello.engine_instance,
-        kind: convert::client_kind(hello.kind),
+        kind: hello.kind,
         name: hello.name.clone(),
     }
 }
@@ -243,35 +243,20 @@ async fn handle(
             let client = client_of(server, session)?;
             ack(work(server, Releasing::new(client, &pins), turn).await)
         }
-        Request::EndSession { session: label } => {
+        Request::ReleaseLabel { label } => {
             let client = client_of(server, session)?;
             ack(work(server, EndingSession::new(client, label), turn).await)
         }
         Request::Grant(request) => {
             require_bound(server, session)?;
             let client = client_of(server, session)?;
-            let request = GrantRequest {
-                bytes: request.bytes,
-                under: &request.under,
-                ahead: request.ahead,
-            };
-            let extents = work(server, Grant::asked(client, request), turn).await?;
-            let bytes = size_of_val(extents.as_slice());
-            let extents = server
-                .offload
-                .map(bytes, extents, |extents| convert::extents_to_wire(&extents));
-            Ok(Reply::Grant {
-                extents: extents.await,
-            })
+            let extents = work(server, Grant::asked(client, &request), turn).await?;
+            Ok(Reply::Grant { extents })
         }
         Request::Commit(request) => commit(server, session, request, turn).await,
         Request::Abort { extents } => {
             let client = client_of(server, session)?;
-            let bytes = size_of_val(extents.as_slice());
-            let extents = server
-                .offload
-                .map(bytes, extents, |extents| convert::extents(&extents));
-            ack(work(server, Abort::new(client, &extents.await), turn).await)
+            ack(work(server, Abort::new(client, &extents), turn).await)
         }
         Request::Clear => {
             let clear = Clear::new(&server.core());
@@ -280,11 +265,6 @@ async fn handle(
         Request::Discard { domain_seed, objects } => {
             require_bound(server, session)?;
             let client = client_of(server, session)?;
-            let bytes = size_of_val(objects.as_slice());
-            let objects = server
-                .offload
-                .map(bytes, objects, |objects| convert::objects_read(&objects));
-            let objects = objects.await;
             ack(work(server, Discard::new(client, domain_seed, &objects), turn).await)
         }
         Request::Status => Ok(Reply::Status {
@@ -345,7 +325,7 @@ async fn negotiate(server: &Server, session: &mut Session, request: &Negotiate) 
         required_alignment: request.required_alignment,
         preferred_base: request.preferred_base,
         previous_size: request.previous_size,
-        spans: convert::spans(&request.spans),
+        spans: request.spans.clone(),
     };
     let negotiated = server.bindings.negotiate(domain.as_ref(), wanted).await?;
     session.binding_domain = domain;
@@ -389,8 +369,9 @@ async fn register(
     request: RegisterKvCache,
     turn: &mut Turn,
 ) -> Result<Reply, WireError> {
-    let spans = convert::spans(&request.spans);
-    let chunk_size = server.bindings.recheck(session.binding_domain.as_ref(), &spans)?;
+    let chunk_size = server
+        .bindings
+        .recheck(session.binding_domain.as_ref(), &request.spans)?;
     check_alignment(&request, chunk_size)?;
     if request.payload_path == PayloadPath::ShmDirect && !session.hello.wants_pool {
         return Err(WireError::new(
@@ -470,21 +451,10 @@ async fn lookup(
     turn: &mut Turn,
 ) -> Result<Reply, WireError> {
     require_bound(server, session)?;
-    let tails = TailList::new(convert::tails(&request.tails));
-    let request = LookupRequest {
-        domain_seed: request.domain_seed,
-        session: request.session,
-        keys: &request.keys,
-        tails: &tails,
-        max_tokens: request.max_tokens,
-        local_tokens: request.local_tokens,
-        pin: request.pin,
-        describe: request.describe,
-    };
     let client = client_of(server, session)?;
-    let found = work(server, Looking::new(client, &request), turn).await?;
+    let found = work(server, Looking::new(client, &request.as_request()), turn).await?;
     name_domain(server, session, request.domain_seed);
-    Ok(Reply::Lookup(convert::lookup_reply(found)))
+    Ok(Reply::Lookup(found))
 }
 
 /// Notes for which domain, and which model, a client's figures count.
@@ -503,49 +473,28 @@ fn name_domain(server: &Server, session: &mut Session, domain: ChunkKey) {
 async fn retrieve(
     server: &Server,
     session: &mut Session,
-    request: Retrieve,
+    request: RetrieveRequest,
     turn: &mut Turn,
 ) -> Result<Reply, WireError> {
     require_bound(server, session)?;
-    let ids = convert::object_ids(&request.ids);
-    let (seed, label, part) = (request.domain_seed, request.session, request.part);
     let client = client_of(server, session)?;
-    let places = work(server, Retrieving::new(client, seed, label, part, &ids), turn).await?;
-    Ok(Reply::Retrieve(convert::retrieve_reply(places)))
+    let found = work(server, Retrieving::new(client, &request), turn).await?;
+    Ok(Reply::Retrieve(found))
 }
 
 async fn commit(
     server: &Server,
     session: &mut Session,
-    request: Commit,
+    mut request: CommitRequest,
     turn: &mut Turn,
 ) -> Result<Reply, WireError> {
     require_bound(server, session)?;
     let client = client_of(server, session)?;
-    let (domain_seed, credit_bytes) = (request.domain_seed, request.credit_bytes);
-    let bytes = size_of_val(request.items.as_slice())
-        + size_of_val(request.extents.as_slice())
-        + size_of_val(request.supersedes.as_slice());
-    let converted = server.offload.map(bytes, request, |request| {
-        let items = convert::store_items(&request.items);
-        let extents = convert::extents(&request.extents);
-        (items, extents, convert::object_ids(&request.supersedes))
-    });
-    let (items, extents, supersedes) = converted.await;
-    let request = CommitRequest {
-        domain_seed,
-        items: &items,
-        extents: &extents,
-        supersedes: &supersedes,
-        // A server that is stopping takes what was stored but grants nothing more.
-        credit_bytes: if server.is_draining() { 0 } else { credit_bytes },
-    };
-    let answer = work(server, Committing::new(client, request), turn).await?;
-    let bytes = size_of_val(answer.granted.as_slice());
-    let reply = server
-        .offload
-        .map(bytes, answer, |answer| convert::commit_reply(&answer));
-    Ok(Reply::Commit(reply.await))
+    if server.is_draining() {
+        request.grant_bytes = 0; // what was stored is taken, but nothing more is granted
+    }
+    let answer = work(server, Committing::new(client, &request), turn).await?;
+    Ok(Reply::Commit(answer))
 }
 
 /// Undoes what a reply promised that could not be sent.
@@ -555,7 +504,7 @@ pub(super) fn take_back(server: &Server, session: &Session, reply: &Reply) {
     // The client never learns of these, so nothing else can have ended them.
     let _ = match reply {
         Reply::Lookup(found) if found.pin != 0 => core.release(client, &[found.pin]),
-        Reply::Retrieve(places) if places.pin != 0 => core.release(client, &[places.pin]),
+        Reply::Retrieve(found) if found.pin != 0 => core.release(client, &[found.pin]),
         // Of grants and commits there are never more runs than a reply can name.
         _ => Ok(()),
     };

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 use super::status::SessionInfo;
-use crate::wire::{ErrorCode, PeerKind, WireError};
+use crate::object::ClientKind;
+use crate::wire::{ErrorCode, WireError};
 
 /// Lines of one kind that may come at once: all clients of a full server, coming, registering and going.
 const CLIENT_LINES: u32 = 3 * 256;
@@ -97,7 +98,7 @@ impl Journal {
     /// A peer has said hello.
     pub(super) fn came(&self, session: &SessionInfo) {
         let (pid, kind, name) = introduced(session);
-        if session.kind == PeerKind::Tool {
+        if session.kind == ClientKind::Tool {
             debug!(pid, kind, name, "client connected");
         } else if self.may_say(Kind::Client) {
             let slab = session.client.map(|client| client.slab());
@@ -117,7 +118,7 @@ impl Journal {
     /// A peer that had said hello is gone.
     pub(super) fn went(&self, session: &SessionInfo, why: &str) {
         let (pid, kind, name) = introduced(session);
-        if session.kind == PeerKind::Tool {
+        if session.kind == ClientKind::Tool {
             debug!(pid, kind, name, why, "client left");
         } else if self.may_say(Kind::Client) {
             let registered = session.registered_text();
@@ -157,7 +158,7 @@ impl Journal {
 fn introduced(session: &SessionInfo) -> (u32, &'static str, String) {
     (
         session.pid,
-        super::status::peer_kind(session.kind),
+        super::status::client_kind(session.kind),
         one_line(&session.name),
     )
 }

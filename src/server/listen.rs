@@ -5,13 +5,12 @@
 //! A lock file beside the socket decides between servers. With the lock held, a socket that refuses connections is
 //! the leftover of a dead one and is removed; anything else that is there stays, and the server does not start.
 
-use std::fs;
-use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, socket};
 use nix::sys::stat::{Mode, fchmod};

@@ -6,12 +6,11 @@
 //! goes or is renamed. What happens further up it does not tell, so while there are clients the name is looked at now and
 //! then too. Looking is done by another thread: the name may be on a file system that does not answer.
 
-use std::fs;
-use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::{fs, io};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::sync::oneshot;

@@ -50,19 +50,6 @@ impl Offload {
         .await
     }
 
-    /// Does something with a value of so many bytes: here when they are few, else elsewhere.
-    pub(super) async fn map<T: Send + 'static, U: Send + 'static>(
-        &self,
-        bytes: usize,
-        value: T,
-        map: impl FnOnce(T) -> U + Send + 'static,
-    ) -> U {
-        match bytes > LONG_BYTES {
-            true => self.run(move || map(value)).await,
-            false => map(value),
-        }
-    }
-
     async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         // Never closed, so there is always a permit to wait for.
         let _permit = self.permits.acquire().await;
@@ -79,14 +66,13 @@ impl Offload {
 
 /// About how many bytes a reply takes.
 pub(super) fn reply_bytes(reply: &Reply) -> usize {
-    use crate::wire::{Extent, LoadItem, PartPlace};
     match reply {
-        Reply::Lookup(found) => size_of_val::<[LoadItem]>(&found.loads) + found.present_tokens.len() * 8,
+        Reply::Lookup(found) => size_of_val(found.loads.as_slice()) + found.present_tokens.len() * 8,
         Reply::Retrieve(found) => {
-            size_of_val::<[PartPlace]>(&found.places) + size_of_val::<[Extent]>(&found.extents)
+            size_of_val(found.locations.as_slice()) + size_of_val(found.extents.as_slice())
         }
-        Reply::Grant { extents } => size_of_val::<[Extent]>(extents),
-        Reply::Commit(answer) => answer.outcomes.len() + size_of_val::<[Extent]>(&answer.granted),
+        Reply::Grant { extents } => size_of_val(extents.as_slice()),
+        Reply::Commit(answer) => answer.outcomes.len() + size_of_val(answer.granted.as_slice()),
         Reply::Status { json } => json.len(),
         Reply::Error(error) => error.message.len() + error.numbers.len() * 8,
         Reply::Ack | Reply::Hello(_) | Reply::Negotiate(_) | Reply::Register(_) => 0,

@@ -18,13 +18,13 @@ use super::{dispatch, offload};
 use crate::cache::slabs::PIN_WORDS;
 use crate::cache::turn::Turn;
 use crate::cache::{
-    ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, PayloadPath,
-    Reporting, ReuseCounters,
+    ClientCounters, ClientId, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, Reporting, ReuseCounters,
 };
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
+use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
-use crate::pool::FRAME_BYTES;
-use crate::wire::{GroupKind, Hello, ObjectGroup, PeerKind, RegisterKvCache, WireError};
+use crate::object::{ClientKind, FRAME_BYTES, GroupRegistration, PayloadPath};
+use crate::wire::{Hello, RegisterKvCache, WireError};
 
 /// The version of the document. Raised when a field changes its meaning; new fields do not count.
 const STATUS_VERSION: u32 = 1;
@@ -32,7 +32,7 @@ const STATUS_VERSION: u32 = 1;
 /// What the server knows of a session besides what the core knows of its client.
 pub(super) struct SessionInfo {
     pub(super) pid: u32,
-    pub(super) kind: PeerKind,
+    pub(super) kind: ClientKind,
     pub(super) name: String,
     engine_instance: [u8; 16],
     pub(super) client: Option<ClientId>,
@@ -88,7 +88,7 @@ impl SessionInfo {
         else {
             return "nothing".into();
         };
-        let group = |group: &ObjectGroup| {
+        let group = |group: &GroupRegistration| {
             let (number, kind) = (group.group, group_kind(group.kind));
             format!("group {number} {kind}, part {} of {}", group.part, group.parts)
         };
@@ -256,7 +256,7 @@ fn connected(info: &SessionInfo, core: Option<&ClientStatus>) -> Value {
         "connected": true,
         "pid": info.pid,
         "name": info.name,
-        "kind": peer_kind(info.kind),
+        "kind": client_kind(info.kind),
         "engine": hex(&info.engine_instance),
     });
     row["refused"] = json!(info.refused);
@@ -281,7 +281,7 @@ fn registered(registered: &Registered) -> Value {
                 "kind": group_kind(group.kind),
                 "parts": group.parts,
                 "part": group.part,
-                "window_tokens": group.window_tokens,
+                "window_tokens": group.kind.window_tokens(),
                 "chunk_bytes": chunk_bytes(group, *chunk_size, request.required_alignment),
             })
         })
@@ -300,9 +300,9 @@ fn registered(registered: &Registered) -> Value {
 }
 
 /// Bytes of a rank's part of a full chunk, or of a state. The core has accepted the numbers, so nothing overflows.
-fn chunk_bytes(group: &ObjectGroup, chunk_size: u32, alignment: u64) -> u64 {
+fn chunk_bytes(group: &GroupRegistration, chunk_size: u32, alignment: u64) -> u64 {
     match group.kind {
-        GroupKind::Recurrent => group.unit_bytes,
+        ObjectKind::Recurrent => group.unit_bytes,
         _ => group
             .unit_bytes
             .saturating_mul(u64::from(chunk_size) / alignment.max(1)),
@@ -403,21 +403,21 @@ fn amplification(counters: &ClientCounters) -> Option<f64> {
     (counters.new_bytes > 0).then(|| (ratio * 1000.0).round() / 1000.0)
 }
 
-fn group_kind(kind: GroupKind) -> &'static str {
+fn group_kind(kind: ObjectKind) -> &'static str {
     match kind {
-        GroupKind::Full => "full",
-        GroupKind::SlidingWindow => "sliding_window",
-        GroupKind::ChunkedLocal => "chunked_local",
-        GroupKind::Recurrent => "recurrent",
+        ObjectKind::Full => "full",
+        ObjectKind::Window { .. } => "sliding_window",
+        ObjectKind::ChunkedLocal { .. } => "chunked_local",
+        ObjectKind::Recurrent => "recurrent",
     }
 }
 
-pub(super) fn peer_kind(kind: PeerKind) -> &'static str {
+pub(super) fn client_kind(kind: ClientKind) -> &'static str {
     match kind {
-        PeerKind::Unspecified => "unspecified",
-        PeerKind::Scheduler => "scheduler",
-        PeerKind::Worker => "worker",
-        PeerKind::Tool => "tool",
+        ClientKind::Unspecified => "unspecified",
+        ClientKind::Scheduler => "scheduler",
+        ClientKind::Worker => "worker",
+        ClientKind::Tool => "tool",
     }
 }
 

@@ -12,10 +12,9 @@
 
 #![allow(unsafe_code)]
 
-use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr;
+use std::{io, ptr};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 

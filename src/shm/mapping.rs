@@ -9,12 +9,11 @@
 
 #![allow(unsafe_code)]
 
-use std::fmt;
-use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::{fmt, io};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 

@@ -2,10 +2,9 @@
 //!
 //! Imports nothing of this crate. No unsafe code.
 
-use std::fs;
-use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::{fs, io};
 
 use nix::errno::Errno;
 use nix::unistd::geteuid;

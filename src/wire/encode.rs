@@ -7,7 +7,12 @@ use flatbuffers::{FlatBufferBuilder, UnionWIPOffset, WIPOffset};
 use super::generated::kvasir::wire as fb;
 use super::message::*;
 use super::{MAX_FRAME_BYTES, PREFIX_BYTES, WireError};
+use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
+use crate::object::{
+    CommitRequest, DomainShape, Extent, GrantRequest, GroupSpan, Lookup, LookupAnswer, ObjectId,
+    PartLocation, RetrieveAnswer, RetrieveRequest, StoreItem,
+};
 
 type Builder = FlatBufferBuilder<'static>;
 type Vector<T> = WIPOffset<flatbuffers::Vector<'static, T>>;
@@ -115,8 +120,8 @@ fn request_body(b: &mut Builder, request: &Request) -> (fb::RequestBody, WIPOffs
                 fb::Release::create(b, &fb::ReleaseArgs { pins }).as_union_value(),
             )
         }
-        Request::EndSession { session } => {
-            let args = fb::EndSessionArgs { session: *session };
+        Request::ReleaseLabel { label } => {
+            let args = fb::EndSessionArgs { session: *label };
             (
                 Body::EndSession,
                 fb::EndSession::create(b, &args).as_union_value(),
@@ -187,8 +192,8 @@ fn register_body(b: &mut Builder, register: &RegisterKvCache) -> WIPOffset<Union
     };
     let domain = fb::Domain::create(b, &domain);
     let groups = register.groups.iter().map(|g| {
-        let kind = fb::GroupKind(g.kind.number());
-        fb::ObjectGroup::new(g.group, kind, g.parts, g.part, g.window_tokens, g.unit_bytes)
+        let (kind, window_tokens) = (group_kind(g.kind), g.kind.window_tokens());
+        fb::ObjectGroup::new(g.group, kind, g.parts, g.part, window_tokens, g.unit_bytes)
     });
     let groups = b.create_vector_from_iter(groups);
     let copy_path = (!register.copy_path.is_empty()).then(|| b.create_string(&register.copy_path));
@@ -218,7 +223,7 @@ fn lookup_body(b: &mut Builder, lookup: &Lookup) -> WIPOffset<UnionWIPOffset> {
     let seed = hash(&lookup.domain_seed);
     let args = fb::LookupArgs {
         domain_seed: Some(&seed),
-        session: lookup.session,
+        session: lookup.label,
         keys: Some(keys),
         tails: Some(tails),
         max_tokens: lookup.max_tokens,
@@ -229,18 +234,18 @@ fn lookup_body(b: &mut Builder, lookup: &Lookup) -> WIPOffset<UnionWIPOffset> {
     fb::Lookup::create(b, &args).as_union_value()
 }
 
-fn retrieve_body(b: &mut Builder, retrieve: &Retrieve) -> WIPOffset<UnionWIPOffset> {
+fn retrieve_body(b: &mut Builder, retrieve: &RetrieveRequest) -> WIPOffset<UnionWIPOffset> {
     let seed = hash(&retrieve.domain_seed);
     let args = fb::RetrieveArgs {
         domain_seed: Some(&seed),
-        session: retrieve.session,
+        session: retrieve.label,
         part: retrieve.part,
         ids: Some(b.create_vector_from_iter(retrieve.ids.iter().map(object_id))),
     };
     fb::Retrieve::create(b, &args).as_union_value()
 }
 
-fn grant_body(b: &mut Builder, grant: &Grant) -> WIPOffset<UnionWIPOffset> {
+fn grant_body(b: &mut Builder, grant: &GrantRequest) -> WIPOffset<UnionWIPOffset> {
     let under = &grant.under;
     let args = fb::GrantArgs {
         bytes: grant.bytes,
@@ -250,7 +255,7 @@ fn grant_body(b: &mut Builder, grant: &Grant) -> WIPOffset<UnionWIPOffset> {
     fb::Grant::create(b, &args).as_union_value()
 }
 
-fn commit_body(b: &mut Builder, commit: &Commit) -> WIPOffset<UnionWIPOffset> {
+fn commit_body(b: &mut Builder, commit: &CommitRequest) -> WIPOffset<UnionWIPOffset> {
     let items = b.create_vector_from_iter(commit.items.iter().map(store_item));
     let extents = extent_vector(b, &commit.extents);
     let seed = hash(&commit.domain_seed);
@@ -259,7 +264,7 @@ fn commit_body(b: &mut Builder, commit: &Commit) -> WIPOffset<UnionWIPOffset> {
         items: Some(items),
         extents: Some(extents),
         supersedes: Some(b.create_vector_from_iter(commit.supersedes.iter().map(object_id))),
-        credit_bytes: commit.credit_bytes,
+        credit_bytes: commit.grant_bytes,
     };
     fb::Commit::create(b, &args).as_union_value()
 }
@@ -285,7 +290,7 @@ fn reply_body(b: &mut Builder, reply: &Reply) -> (fb::ReplyBody, WIPOffset<Union
             )
         }
         Reply::Lookup(found) => (Body::LookupReply, lookup_reply_body(b, found)),
-        Reply::Retrieve(places) => (Body::RetrieveReply, retrieve_reply_body(b, places)),
+        Reply::Retrieve(found) => (Body::RetrieveReply, retrieve_reply_body(b, found)),
         Reply::Grant { extents } => {
             let extents = Some(extent_vector(b, extents));
             (
@@ -358,7 +363,7 @@ fn negotiate_reply_body(b: &mut Builder, negotiated: &NegotiateReply) -> WIPOffs
     fb::NegotiateReply::create(b, &args).as_union_value()
 }
 
-fn lookup_reply_body(b: &mut Builder, found: &LookupReply) -> WIPOffset<UnionWIPOffset> {
+fn lookup_reply_body(b: &mut Builder, found: &LookupAnswer) -> WIPOffset<UnionWIPOffset> {
     let loads = found
         .loads
         .iter()
@@ -380,7 +385,7 @@ fn domain_shape(b: &mut Builder, shape: &DomainShape) -> WIPOffset<fb::DomainSha
     let groups = shape
         .groups
         .iter()
-        .map(|g| fb::GroupShape::new(g.window_tokens, g.bit, g.group, fb::GroupKind(g.kind.number())));
+        .map(|g| fb::GroupShape::new(g.kind.window_tokens(), g.bit, g.group, group_kind(g.kind)));
     let groups = b.create_vector_from_iter(groups);
     let args = fb::DomainShapeArgs {
         domain: shape.domain,
@@ -394,25 +399,25 @@ fn domain_shape(b: &mut Builder, shape: &DomainShape) -> WIPOffset<fb::DomainSha
     fb::DomainShape::create(b, &args)
 }
 
-fn retrieve_reply_body(b: &mut Builder, places: &RetrieveReply) -> WIPOffset<UnionWIPOffset> {
-    let rows = places.places.iter().map(part_place);
+fn retrieve_reply_body(b: &mut Builder, found: &RetrieveAnswer) -> WIPOffset<UnionWIPOffset> {
+    let rows = found.locations.iter().map(part_location);
     let args = fb::RetrieveReplyArgs {
-        pin: places.pin,
+        pin: found.pin,
         places: Some(b.create_vector_from_iter(rows)),
-        extents: Some(extent_vector(b, &places.extents)),
+        extents: Some(extent_vector(b, &found.extents)),
     };
     fb::RetrieveReply::create(b, &args).as_union_value()
 }
 
-fn part_place(place: &PartPlace) -> fb::PartPlace {
+fn part_location(location: &PartLocation) -> fb::PartPlace {
     fb::PartPlace::new(
-        place.incarnation,
-        place.bytes,
-        place.checksum,
-        place.first_extent,
-        place.extent_count,
-        place.tokens,
-        place.held_from,
+        location.incarnation,
+        location.bytes,
+        location.checksum,
+        location.first_extent,
+        location.extent_count,
+        location.tokens,
+        location.held_from,
     )
 }
 
@@ -442,6 +447,15 @@ fn span_vector(b: &mut Builder, spans: &[GroupSpan]) -> Vector<fb::GroupSpan> {
 
 fn extent_vector(b: &mut Builder, extents: &[Extent]) -> Vector<fb::Extent> {
     b.create_vector_from_iter(extents.iter().map(|e| fb::Extent::new(e.frame, e.count)))
+}
+
+fn group_kind(kind: ObjectKind) -> fb::GroupKind {
+    match kind {
+        ObjectKind::Full => fb::GroupKind::Full,
+        ObjectKind::Window { .. } => fb::GroupKind::SlidingWindow,
+        ObjectKind::ChunkedLocal { .. } => fb::GroupKind::ChunkedLocal,
+        ObjectKind::Recurrent => fb::GroupKind::Recurrent,
+    }
 }
 
 fn object_id(id: &ObjectId) -> fb::ObjectId {

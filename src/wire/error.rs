@@ -4,10 +4,10 @@
 
 use std::fmt;
 
-use super::message::wire_enum;
 use super::{MAX_FRAME_BYTES, PROTOCOL_VERSION};
+use crate::object::numbered;
 
-wire_enum! {
+numbered! {
     /// The stable code of an error. docs/operations.md lists the numbers that go with each, and what to do.
     ErrorCode: u16 {
         /// The server failed, not the request.

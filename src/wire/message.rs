@@ -1,9 +1,12 @@
 //! The messages as owned types. `schema/` holds their binary form, docs/protocol.md their meaning.
-//!
-//! Imports `keys` and this module's `error`. No unsafe code.
+//! What a message says about objects is in `object`.
 
 use super::error::WireError;
 use crate::keys::ChunkKey;
+use crate::object::{
+    ClientKind, CommitAnswer, CommitRequest, Extent, GrantRequest, GroupRegistration, GroupSpan, Lookup,
+    LookupAnswer, ObjectId, PayloadPath, RetrieveAnswer, RetrieveRequest, numbered,
+};
 
 /// What a client asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,21 +26,21 @@ pub enum Request {
     /// Asks for the longest cached prefix.
     Lookup(Lookup),
     /// Pins objects and asks where one part of each lies.
-    Retrieve(Retrieve),
+    Retrieve(RetrieveRequest),
     /// Gives pins back.
     Release {
         /// The pins.
         pins: Vec<u64>,
     },
     /// Drops every pin that carries this label.
-    EndSession {
+    ReleaseLabel {
         /// The label.
-        session: u64,
+        label: u64,
     },
     /// Asks for space to write into.
-    Grant(Grant),
+    Grant(GrantRequest),
     /// Publishes what a step stored.
-    Commit(Commit),
+    Commit(CommitRequest),
     /// Gives granted space back unused.
     Abort {
         /// The space.
@@ -70,16 +73,16 @@ pub enum Reply {
     /// To [`Request::RegisterKvCache`].
     Register(RegisterReply),
     /// To [`Request::Lookup`].
-    Lookup(LookupReply),
+    Lookup(LookupAnswer),
     /// To [`Request::Retrieve`].
-    Retrieve(RetrieveReply),
+    Retrieve(RetrieveAnswer),
     /// To [`Request::Grant`].
     Grant {
         /// The space that now belongs to the client. Less than asked for when the pool is short.
         extents: Vec<Extent>,
     },
     /// To [`Request::Commit`].
-    Commit(CommitReply),
+    Commit(CommitAnswer),
     /// To [`Request::Status`].
     Status {
         /// The document of docs/operations.md.
@@ -87,60 +90,7 @@ pub enum Reply {
     },
 }
 
-/// Declares an enum of the protocol with its numbers.
-macro_rules! wire_enum {
-    ($(#[$meta:meta])* $name:ident: $repr:ty { $($(#[$doc:meta])* $variant:ident = $number:literal),+ $(,)? }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr($repr)]
-        pub enum $name { $($(#[$doc])* $variant = $number),+ }
-
-        impl $name {
-            /// The variant of a number of the protocol.
-            pub fn from_number(number: $repr) -> Option<Self> {
-                match number { $($number => Some(Self::$variant),)+ _ => None }
-            }
-
-            /// The number in the protocol.
-            pub fn number(self) -> $repr {
-                self as $repr
-            }
-        }
-    };
-}
-pub(super) use wire_enum;
-
-wire_enum! {
-    /// What a peer is for.
-    PeerKind: u8 {
-        /// It did not say.
-        Unspecified = 0,
-        /// The process that decides what to load.
-        Scheduler = 1,
-        /// A rank that owns KV tensors.
-        Worker = 2,
-        /// A command, not an engine.
-        Tool = 3,
-    }
-}
-
-wire_enum! {
-    /// How payload moves between a rank and the pool.
-    PayloadPath: u8 {
-        /// Not at all.
-        None = 0,
-        /// The rank maps the pool and copies to and from host memory.
-        ShmDirect = 1,
-        /// The rank's device copies to and from the pool, registered as pinned memory.
-        Pinned = 2,
-        /// The server copies to and from the rank's device memory.
-        Cuda = 3,
-        /// Through a ring of the connection's own.
-        ShmRing = 4,
-    }
-}
-
-wire_enum! {
+numbered! {
     /// A region whose descriptor rides with the hello reply.
     RegionKind: u8 {
         /// The control region, read-only.
@@ -158,56 +108,6 @@ wire_enum! {
     }
 }
 
-wire_enum! {
-    /// What an object group needs at a boundary.
-    GroupKind: u8 {
-        /// Every token from 0.
-        Full = 0,
-        /// The trailing window.
-        SlidingWindow = 1,
-        /// The tokens from the last multiple of the attention chunk.
-        ChunkedLocal = 2,
-        /// The state at exactly the boundary.
-        Recurrent = 3,
-    }
-}
-
-wire_enum! {
-    /// What became of one item of a commit.
-    CommitOutcome: u8 {
-        /// The object is visible now.
-        Published = 0,
-        /// This part arrived; others are awaited.
-        PartAccepted = 1,
-        /// The key exists; the first copy stays, the space went back.
-        Exists = 2,
-        /// The parent object is not live: store again from the first missing chunk.
-        NoParent = 3,
-        /// Another rank cannot store it.
-        Skipped = 4,
-        /// No room in the index could be made free.
-        Dropped = 5,
-    }
-}
-
-/// A run of frames of the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Extent {
-    /// The first frame.
-    pub frame: u32,
-    /// How many.
-    pub count: u32,
-}
-
-/// Names one object: both members are compared, always.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ObjectId {
-    /// The key of the chunk or tail.
-    pub key: ChunkKey,
-    /// The object group.
-    pub group: u16,
-}
-
 /// The first frame of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -216,7 +116,7 @@ pub struct Hello {
     /// Feature bits; none are defined yet.
     pub features: u64,
     /// What the peer is for.
-    pub kind: PeerKind,
+    pub kind: ClientKind,
     /// Free text for status, at most [`super::MAX_NAME_BYTES`].
     pub name: String,
     /// The same 16 bytes in all processes of one serving engine; zeroes for a tool.
@@ -255,15 +155,6 @@ pub struct HelloReply {
     pub slab: u32,
     /// The descriptors that came along.
     pub regions: Vec<Region>,
-}
-
-/// One KV cache group and the tokens that a block id of it spans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupSpan {
-    /// The engine's index of the group.
-    pub group: u32,
-    /// Tokens per block id; 0 is never cached.
-    pub tokens: u64,
 }
 
 /// Asks for a chunk size that suits a model.
@@ -306,23 +197,6 @@ pub struct Domain {
     pub parallel_shape: String,
 }
 
-/// One object group as a rank sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ObjectGroup {
-    /// Its number.
-    pub group: u16,
-    /// What it needs at a boundary.
-    pub kind: GroupKind,
-    /// Distinct parts of an object over all ranks.
-    pub parts: u16,
-    /// The part that this rank writes or reads.
-    pub part: u16,
-    /// Tokens of the window or of the attention chunk; else 0.
-    pub window_tokens: u64,
-    /// Bytes of this rank's part per required alignment; of one state for [`GroupKind::Recurrent`].
-    pub unit_bytes: u64,
-}
-
 /// What one rank stores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegisterKvCache {
@@ -337,7 +211,7 @@ pub struct RegisterKvCache {
     /// Checked again against the bound size.
     pub spans: Vec<GroupSpan>,
     /// Its object groups.
-    pub groups: Vec<ObjectGroup>,
+    pub groups: Vec<GroupRegistration>,
     /// Number of layers, for status.
     pub layers: u32,
     /// Number of blocks, for status.
@@ -361,227 +235,4 @@ pub struct RegisterReply {
     pub domain: Option<u32>,
     /// Frames of the pool that all pins of this client may keep.
     pub kept_frames_max: u64,
-}
-
-/// A partial chunk of the prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TailKey {
-    /// Its key.
-    pub key: ChunkKey,
-    /// The chunk it is the front of.
-    pub chunk: u32,
-    /// Its tokens, a multiple of the alignment.
-    pub tokens: u32,
-}
-
-/// Asks for the longest prefix that every object group can serve.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lookup {
-    /// The domain.
-    pub domain_seed: ChunkKey,
-    /// The label of the pins.
-    pub session: u64,
-    /// Keys of the full chunks of the prompt, in order.
-    pub keys: Vec<ChunkKey>,
-    /// Partial chunks that may end the hit.
-    pub tails: Vec<TailKey>,
-    /// The hit is at most this many tokens.
-    pub max_tokens: u64,
-    /// Tokens that the engine holds already.
-    pub local_tokens: u64,
-    /// Whether to name and pin the objects.
-    pub pin: bool,
-    /// Asks for the shape of the domain.
-    pub describe: bool,
-}
-
-/// One object group of a domain, for clients that look up by themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupShape {
-    /// Its number.
-    pub group: u16,
-    /// Its kind.
-    pub kind: GroupKind,
-    /// Tokens of the window or of the attention chunk; else 0.
-    pub window_tokens: u64,
-    /// Its bit in the words of the index that tell what is beside a record.
-    pub bit: u32,
-}
-
-/// What a client needs to look up in its own mapping of the index. It holds as long as the connection.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DomainShape {
-    /// The number that its records in the index carry.
-    pub domain: u32,
-    /// Tokens of a full chunk.
-    pub chunk_size: u32,
-    /// Tokens that every boundary is a multiple of.
-    pub alignment: u64,
-    /// The full-attention group whose records tell what is beside them.
-    pub anchor: Option<u16>,
-    /// Groups in ascending order.
-    pub groups: Vec<GroupShape>,
-    /// Frames of the pool that all pins of this client may keep.
-    pub kept_frames_max: u64,
-}
-
-/// An object to load for a hit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadItem {
-    /// The object.
-    pub id: ObjectId,
-    /// The chunk it belongs to.
-    pub chunk: u32,
-    /// The tokens it holds from the start of the chunk.
-    pub tokens: u32,
-}
-
-/// The answer to [`Lookup`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LookupReply {
-    /// The length of the hit.
-    pub hit_tokens: u64,
-    /// The pin that holds all `loads`; 0 when nothing was pinned.
-    pub pin: u64,
-    /// The objects to load.
-    pub loads: Vec<LoadItem>,
-    /// Per object group in ascending order: tokens up to which everything is present.
-    pub present_tokens: Vec<u64>,
-    /// Where it was asked for and all ranks of the domain have registered.
-    pub shape: Option<DomainShape>,
-}
-
-/// Pins objects and asks where one part of each lies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Retrieve {
-    /// The domain.
-    pub domain_seed: ChunkKey,
-    /// The label of the pin.
-    pub session: u64,
-    /// The part.
-    pub part: u16,
-    /// The objects.
-    pub ids: Vec<ObjectId>,
-}
-
-/// Where a part lies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PartPlace {
-    /// What the epoch of the first frame has to be after the copy. 0: the object is not there.
-    pub incarnation: u64,
-    /// The part's length.
-    pub bytes: u64,
-    /// Its checksum as the writer gave it; 0: not given.
-    pub checksum: u64,
-    /// Its first extent in [`RetrieveReply::extents`].
-    pub first_extent: u32,
-    /// How many extents it has.
-    pub extent_count: u32,
-    /// The tokens of the object.
-    pub tokens: u32,
-    /// The first of them that is held.
-    pub held_from: u32,
-}
-
-/// The answer to [`Retrieve`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RetrieveReply {
-    /// The pin that holds everything that is there; 0 when nothing is.
-    pub pin: u64,
-    /// One per object asked for.
-    pub places: Vec<PartPlace>,
-    /// The extents of all places.
-    pub extents: Vec<Extent>,
-}
-
-/// One part of one object to publish.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreItem {
-    /// The object.
-    pub id: ObjectId,
-    /// The object before it; `None` for the first chunk of a prompt.
-    pub parent: Option<ChunkKey>,
-    /// This rank cannot store the object.
-    pub skipped: bool,
-    /// The part.
-    pub part: u16,
-    /// The tokens of the object.
-    pub tokens: u32,
-    /// The first of them that is held; those before it are holes in a window's object.
-    pub held_from: u32,
-    /// The length of the part.
-    pub bytes: u64,
-    /// XXH3-64 of its bytes; 0: not computed.
-    pub checksum: u64,
-    /// Its first extent in [`Commit::extents`].
-    pub first_extent: u32,
-    /// How many extents it has.
-    pub extent_count: u32,
-}
-
-/// Asks for space to write into.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Grant {
-    /// How much.
-    pub bytes: u64,
-    /// Keys of the chunks that what is to be stored hangs under, as far as it does not bring them along. Neither they nor
-    /// what they hang under is evicted for it.
-    pub under: Vec<ChunkKey>,
-    /// For stores to come: nothing is evicted for it.
-    pub ahead: bool,
-}
-
-impl Grant {
-    /// So many bytes for what hangs under nothing yet.
-    pub fn of(bytes: u64) -> Self {
-        Self {
-            bytes,
-            ..Self::default()
-        }
-    }
-}
-
-/// Publishes everything that one step stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Commit {
-    /// The domain.
-    pub domain_seed: ChunkKey,
-    /// The parts. Each one's range of extents is inside `extents` once decoded.
-    pub items: Vec<StoreItem>,
-    /// The extents of all items.
-    pub extents: Vec<Extent>,
-    /// Tails that these items make needless.
-    pub supersedes: Vec<ObjectId>,
-    /// Bytes of credit to hold afterwards.
-    pub credit_bytes: u64,
-}
-
-/// The answer to [`Commit`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CommitReply {
-    /// One per item.
-    pub outcomes: Vec<CommitOutcome>,
-    /// New credit.
-    pub granted: Vec<Extent>,
-}
-
-impl PartPlace {
-    /// Its extents among those of the reply.
-    pub fn extents<'a>(&self, all: &'a [Extent]) -> &'a [Extent] {
-        extent_range(all, self.first_extent, self.extent_count)
-    }
-}
-
-impl StoreItem {
-    /// Its extents among those of the commit.
-    pub fn extents<'a>(&self, all: &'a [Extent]) -> &'a [Extent] {
-        extent_range(all, self.first_extent, self.extent_count)
-    }
-}
-
-/// Empty for a range that is not inside `all`; decoding refuses those before anybody can ask.
-fn extent_range(all: &[Extent], first: u32, count: u32) -> &[Extent] {
-    let first = first as usize;
-    all.get(first..first.saturating_add(count as usize))
-        .unwrap_or_default()
 }

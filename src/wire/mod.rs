@@ -42,10 +42,8 @@ pub use encode::{EncodeError, Encoder};
 pub use error::{BadFrame, DecodeError, ErrorCode, WireError};
 pub use frame::{FirstBytes, FrameError, FrameReader, PREFIX_BYTES};
 pub use message::{
-    Commit, CommitOutcome, CommitReply, Domain, DomainShape, Extent, Grant, GroupKind, GroupShape, GroupSpan,
-    Hello, HelloReply, LoadItem, Lookup, LookupReply, Negotiate, NegotiateReply, ObjectGroup, ObjectId,
-    PartPlace, PayloadPath, PeerKind, Region, RegionKind, RegisterKvCache, RegisterReply, Reply, Request,
-    Retrieve, RetrieveReply, StoreItem, TailKey,
+    Domain, Hello, HelloReply, Negotiate, NegotiateReply, Region, RegionKind, RegisterKvCache, RegisterReply,
+    Reply, Request,
 };
 
 /// The version that both sides of a connection have to speak.

@@ -14,12 +14,13 @@ use kvasir::client::{
     StoreOutcome, StoreRequest,
 };
 use kvasir::copy::HostMemory;
+use kvasir::geometry::ObjectKind;
 use kvasir::keys::{ChunkKey, Extras, KeyChain};
-use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
-use kvasir::wire::{
-    Domain, GroupKind, GroupSpan, Lookup, Negotiate, ObjectGroup, ObjectId, PayloadPath, PeerKind,
-    RegisterKvCache, TailKey,
+use kvasir::object::{
+    ClientKind, GroupRegistration, GroupSpan, Lookup, ObjectId, PayloadPath, Tail,
 };
+use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
+use kvasir::wire::{Domain, Negotiate, RegisterKvCache};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -133,7 +134,7 @@ impl Place {
 
     /// A client without any geometry.
     pub fn tool(&self) -> Client {
-        let mut config = ClientConfig::new(self.socket(), PeerKind::Tool, "test tool", [0; 16]);
+        let mut config = ClientConfig::new(self.socket(), ClientKind::Tool, "test tool", [0; 16]);
         config.deadline = WATCHDOG;
         Client::new(config).unwrap()
     }
@@ -167,8 +168,7 @@ impl Drop for Place {
 /// One object group of a test's engine.
 #[derive(Clone)]
 pub struct Group {
-    pub kind: GroupKind,
-    pub window: u64,
+    pub kind: ObjectKind,
     pub pages: ObjectGroupPages,
 }
 
@@ -205,8 +205,7 @@ impl Shape {
         Self {
             alignment: BLOCK,
             groups: vec![Group {
-                kind: GroupKind::Full,
-                window: 0,
+                kind: ObjectKind::Full,
                 pages: ObjectGroupPages {
                     group: 0,
                     kv_groups: vec![KvGroupPages {
@@ -248,16 +247,15 @@ impl Shape {
             let unit = group.pages.kv_groups.iter().map(|pages| {
                 let block: u64 = pages.layers.iter().map(|layer| layer.page_bytes).sum();
                 match group.kind {
-                    GroupKind::Recurrent => block,
+                    ObjectKind::Recurrent => block,
                     _ => block * (self.alignment / pages.tokens_per_block),
                 }
             });
-            ObjectGroup {
+            GroupRegistration {
                 group: group.pages.group,
                 kind: group.kind,
                 parts: self.parts,
                 part: if self.parts > 1 { self.rank as u16 } else { 0 },
-                window_tokens: group.window,
                 unit_bytes: unit.sum(),
             }
         });
@@ -303,7 +301,7 @@ impl Engine {
         instance: u8,
         configure: impl FnOnce(&mut ClientConfig),
     ) -> Self {
-        let mut config = ClientConfig::new(place.socket(), PeerKind::Worker, "test engine", [instance; 16]);
+        let mut config = ClientConfig::new(place.socket(), ClientKind::Worker, "test engine", [instance; 16]);
         config.deadline = Duration::from_secs(20);
         config.credit_bytes = 1 << 20;
         configure(&mut config);
@@ -321,7 +319,7 @@ impl Engine {
         deadline: Duration,
         heartbeat: Duration,
     ) -> Self {
-        let mut config = ClientConfig::new(place.socket(), PeerKind::Worker, "test engine", [instance; 16]);
+        let mut config = ClientConfig::new(place.socket(), ClientKind::Worker, "test engine", [instance; 16]);
         config.deadline = deadline;
         config.heartbeat = heartbeat;
         config.credit_bytes = 1 << 20;
@@ -389,7 +387,7 @@ impl Engine {
     /// Looks a prompt up: all its full chunks and every tail behind them.
     pub fn lookup(&self, chain: &KeyChain, session: u64) -> LookupAnswer {
         self.client
-            .lookup(lookup(self.seed(), chain, session, self.shape.alignment as u32))
+            .lookup(&lookup(self.seed(), chain, session, self.shape.alignment as u32).as_request())
             .unwrap()
     }
 }
@@ -408,19 +406,16 @@ pub fn chain(seed: ChunkKey, tokens: usize, salt: u32) -> KeyChain {
     chain
 }
 
-pub fn lookup(seed: ChunkKey, chain: &KeyChain, session: u64, alignment: u32) -> Lookup {
+pub fn lookup(seed: ChunkKey, chain: &KeyChain, label: u64, alignment: u32) -> Lookup {
     let full = chain.keys().len();
-    let tails = chain
-        .tail_keys(alignment)
-        .into_iter()
-        .map(|(tokens, key)| TailKey {
-            key,
-            chunk: full as u32,
-            tokens,
-        });
+    let tails = chain.tail_keys(alignment).into_iter().map(|(tokens, key)| Tail {
+        key,
+        chunk: full as u32,
+        tokens,
+    });
     Lookup {
         domain_seed: seed,
-        session,
+        label,
         keys: chain.keys().to_vec(),
         tails: tails.collect(),
         max_tokens: chain.len_tokens() as u64 - 1,

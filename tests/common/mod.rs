@@ -11,7 +11,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use kvasir::control::ControlView;
+use kvasir::geometry::ObjectKind;
 use kvasir::keys::ChunkKey;
+use kvasir::object::*;
 use kvasir::shm::fdpass::{recv_with_fds, send_with_fds};
 use kvasir::shm::lock::try_lock_byte;
 use kvasir::wire::*;
@@ -356,7 +358,7 @@ impl RawClient {
     }
 
     pub fn grant(&mut self, bytes: u64) -> Vec<Extent> {
-        match self.call(&Request::Grant(Grant::of(bytes))) {
+        match self.call(&Request::Grant(GrantRequest::of(bytes))) {
             Reply::Grant { extents } => extents,
             other => panic!("{other:?}"),
         }
@@ -387,7 +389,7 @@ pub fn hello(wants_pool: bool) -> Request {
     Request::Hello(Hello {
         protocol_version: PROTOCOL_VERSION,
         features: 0,
-        kind: PeerKind::Worker,
+        kind: ClientKind::Worker,
         name: "test".into(),
         engine_instance: [5; 16],
         wants_pool,
@@ -424,12 +426,11 @@ pub fn registration() -> RegisterKvCache {
             group: 0,
             tokens: ALIGNMENT,
         }],
-        groups: vec![ObjectGroup {
+        groups: vec![GroupRegistration {
             group: 0,
-            kind: GroupKind::Full,
+            kind: ObjectKind::Full,
             parts: 1,
             part: 0,
-            window_tokens: 0,
             unit_bytes: CHUNK_BYTES / (CHUNK / ALIGNMENT),
         }],
         layers: 2,
@@ -455,8 +456,8 @@ pub fn object(number: u64) -> ObjectId {
 }
 
 /// A commit of one whole first chunk in the given extent.
-pub fn commit_of(client: &RawClient, number: u64, extent: Extent) -> Commit {
-    Commit {
+pub fn commit_of(client: &RawClient, number: u64, extent: Extent) -> CommitRequest {
+    CommitRequest {
         domain_seed: client.seed.unwrap(),
         items: vec![StoreItem {
             id: object(number),
@@ -472,7 +473,7 @@ pub fn commit_of(client: &RawClient, number: u64, extent: Extent) -> Commit {
         }],
         extents: vec![extent],
         supersedes: vec![],
-        credit_bytes: 0,
+        grant_bytes: 0,
     }
 }
 
@@ -505,9 +506,9 @@ pub fn store(client: &mut RawClient, number: u64) -> Extent {
 pub fn lookup(client: &RawClient, keys: &[u64]) -> Request {
     Request::Lookup(Lookup {
         domain_seed: client.seed.unwrap(),
-        session: 1,
+        label: 1,
         keys: keys.iter().map(|&number| key(number)).collect(),
-        tails: vec![],
+        tails: TailList::default(),
         max_tokens: u64::MAX,
         local_tokens: 0,
         pin: true,

@@ -291,10 +291,10 @@ fn apply(rig: &mut Rig, peers: &mut [(Peer, u8)], op: &Hostile) {
                 id,
                 &CommitRequest {
                     domain_seed: seed(peers, *peer, *other),
-                    items: &sent,
-                    extents: &extents,
-                    supersedes: &ids,
-                    credit_bytes: 0,
+                    items: sent.to_vec(),
+                    extents: extents.to_vec(),
+                    supersedes: ids.to_vec(),
+                    grant_bytes: 0,
                 },
             );
         }
@@ -327,7 +327,7 @@ fn apply(rig: &mut Rig, peers: &mut [(Peer, u8)], op: &Hostile) {
                 .collect();
             let request = LookupRequest {
                 domain_seed: seed(peers, *peer, *other),
-                session: 1,
+                label: 1,
                 keys: &keys,
                 tails: &TailList::new(tails),
                 max_tokens: *max,
@@ -351,7 +351,9 @@ fn apply(rig: &mut Rig, peers: &mut [(Peer, u8)], op: &Hostile) {
         } => {
             let ids: Vec<ObjectId> = ids.iter().map(object).collect();
             let id = peers[*peer].0.id;
-            let _ = rig.core.retrieve(id, seed(peers, *peer, *other), 1, *part, &ids);
+            let _ = rig
+                .core
+                .retrieve(id, &parts(seed(peers, *peer, *other), 1, *part, &ids));
             rig.core.end_session(id, 1).unwrap();
         }
         Hostile::Discard { peer, other, ids } => {

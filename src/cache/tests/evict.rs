@@ -38,7 +38,7 @@ fn a_batch_takes_a_chain_from_its_end() {
     rig.put_chain(&engine, 1, 32);
     rig.put_chain(&engine, 2, 32);
     let got = rig.core.grant(engine.id, 40 * FRAME_BYTES).unwrap();
-    assert_eq!(crate::pool::count_frames(&got), 40);
+    assert_eq!(crate::object::count_frames(&got), 40);
     assert_eq!(rig.resident(1, 32), (0..22).collect::<Vec<_>>());
     assert_eq!(rig.resident(2, 32).len(), 32);
     rig.audit();
@@ -56,13 +56,13 @@ fn pinned_objects_stay_and_what_they_hang_under() {
         group: 0,
     };
     // A pin on chunk 2 alone protects 0 and 1 too.
-    let held = rig.core.retrieve(engine.id, seed, 0, 0, &[deep]).unwrap();
+    let held = rig.core.retrieve(engine.id, &parts(seed, 0, 0, &[deep])).unwrap();
     rig.core.clear().unwrap();
     assert_eq!(rig.resident(1, 4), [0, 1, 2]);
     assert_eq!(rig.resident(2, 4), [] as [u32; 0]);
     // Nothing more can be had than what is unpinned.
     let got = rig.core.grant(engine.id, 32 * FRAME_BYTES).unwrap();
-    assert_eq!(crate::pool::count_frames(&got), 16);
+    assert_eq!(crate::object::count_frames(&got), 16);
     rig.core.abort(engine.id, &got).unwrap();
     rig.release(&engine, held.pin);
     assert_eq!(rig.core.clear().unwrap(), 3);
@@ -155,15 +155,15 @@ fn superseded_tails_go_before_anything_older() {
             engine.id,
             &CommitRequest {
                 domain_seed: seed,
-                items: &[],
-                extents: &[],
-                supersedes: &[tail, whole],
-                credit_bytes: 0,
+                items: vec![],
+                extents: vec![],
+                supersedes: vec![tail, whole],
+                grant_bytes: 0,
             },
         )
         .unwrap();
     let got = rig.core.grant(engine.id, 2 * FRAME_BYTES).unwrap();
-    assert_eq!(crate::pool::count_frames(&got), 2);
+    assert_eq!(crate::object::count_frames(&got), 2);
     assert_eq!(rig.record(tail.key, 0), None);
     assert_eq!(rig.resident(1, 7).len(), 7, "a full chunk is never superseded");
     rig.audit();
@@ -198,10 +198,10 @@ fn a_superseded_tail_leaves_its_state_behind() {
             engine.id,
             &CommitRequest {
                 domain_seed: seed,
-                items: &[],
-                extents: &[],
-                supersedes: &supersedes,
-                credit_bytes: 0,
+                items: vec![],
+                extents: vec![],
+                supersedes: supersedes.to_vec(),
+                grant_bytes: 0,
             },
         )
         .unwrap();
@@ -294,15 +294,15 @@ fn put_and_renew(rig: &mut Rig, engine: &Peer, prompt: u32, chunk: u32) -> u64 {
     };
     let request = CommitRequest {
         domain_seed: rig.seed,
-        items: &[item],
-        extents: &extents,
-        supersedes: &[],
-        credit_bytes: 4 * UNIT,
+        items: vec![item],
+        extents: extents.to_vec(),
+        supersedes: vec![],
+        grant_bytes: 4 * UNIT,
     };
     let answer = rig.core.commit(engine.id, &request).unwrap();
     assert_eq!(answer.outcomes, [Published]);
     rig.audit();
-    let granted = crate::pool::count_frames(&answer.granted);
+    let granted = crate::object::count_frames(&answer.granted);
     rig.core.abort(engine.id, &answer.granted).unwrap();
     granted
 }
@@ -319,7 +319,7 @@ fn credit_for_stores_to_come_does_not_take_what_was_just_stored() {
     assert_eq!(dropped, 0, "nothing was to be stored");
     // A store that waits for space gets it.
     let got = rig.core.grant(engine.id, 4 * UNIT).unwrap();
-    assert_eq!(crate::pool::count_frames(&got), 4);
+    assert_eq!(crate::object::count_frames(&got), 4);
     assert_eq!(rig.resident(1, 8).len(), 7);
     rig.core.abort(engine.id, &got).unwrap();
     // Where there is something else to take, it is taken: the end of the first chain, then what comes before.
@@ -358,10 +358,10 @@ fn credit_for_stores_to_come_does_not_end_a_partial_that_may_be_completed() {
     };
     let request = CommitRequest {
         domain_seed: rig.seed,
-        items: &[item],
-        extents: &run,
-        supersedes: &[],
-        credit_bytes: 16 * UNIT,
+        items: vec![item],
+        extents: run.to_vec(),
+        supersedes: vec![],
+        grant_bytes: 16 * UNIT,
     };
     let answer = rig.core.commit(rank.id, &request).unwrap();
     assert_eq!((answer.outcomes, answer.granted), (vec![PartAccepted], vec![]));

@@ -178,7 +178,7 @@ fn a_tail_hits_as_finely_as_it_was_stored() {
     ] {
         let request = LookupRequest {
             domain_seed: rig.seed,
-            session: 0,
+            label: 0,
             keys: &keys,
             tails: &TailList::new(vec![bad]),
             max_tokens: 1000,
@@ -256,7 +256,7 @@ fn a_question_about_far_tails_costs_what_it_names() {
         let keys = [key(1, 0, CHUNK)];
         let request = LookupRequest {
             domain_seed: rig.seed,
-            session: 0,
+            label: 0,
             keys: &keys,
             tails: &TailList::new(tails.to_vec()),
             max_tokens: u64::MAX,

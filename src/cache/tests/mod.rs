@@ -21,9 +21,19 @@ use super::pin_words::PinWords;
 use super::*;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
-use crate::pool::{FRAME_BYTES, frames_for};
+use crate::object::*;
 use crate::shm::lock::try_lock_byte;
 use crate::shm::{Mapping, ReadWrite};
+
+/// Asks for one part of objects.
+pub(super) fn parts(domain_seed: ChunkKey, label: u64, part: u16, ids: &[ObjectId]) -> RetrieveRequest {
+    RetrieveRequest {
+        domain_seed,
+        label,
+        part,
+        ids: ids.to_vec(),
+    }
+}
 
 pub(super) const CHUNK: u32 = 64;
 pub(super) const ALIGN: u64 = 16;
@@ -180,10 +190,10 @@ impl Rig {
             peer.id,
             &CommitRequest {
                 domain_seed: self.seed,
-                items,
-                extents,
-                supersedes: &[],
-                credit_bytes: 0,
+                items: items.to_vec(),
+                extents: extents.to_vec(),
+                supersedes: vec![],
+                grant_bytes: 0,
             },
         )
     }
@@ -199,7 +209,7 @@ impl Rig {
         bytes: u64,
     ) -> Option<CommitOutcome> {
         let extents = self.core.grant(peer.id, bytes).unwrap();
-        if crate::pool::count_frames(&extents) < frames_for(bytes) {
+        if crate::object::count_frames(&extents) < frames_for(bytes) {
             self.core.abort(peer.id, &extents).unwrap();
             return None;
         }
@@ -259,7 +269,7 @@ impl Rig {
         let keys: Vec<_> = (0..chunks).map(|c| key(prompt, c, CHUNK)).collect();
         let request = LookupRequest {
             domain_seed: self.seed,
-            session: u64::from(prompt),
+            label: u64::from(prompt),
             keys: &keys,
             tails: &TailList::new(tails.to_vec()),
             max_tokens,
@@ -282,7 +292,7 @@ impl Rig {
         let keys: Vec<_> = (0..chunks).map(|c| key(prompt, c, CHUNK)).collect();
         let request = LookupRequest {
             domain_seed: self.seed,
-            session: 0,
+            label: 0,
             keys: &keys,
             tails: &TailList::new(tails.to_vec()),
             max_tokens,
@@ -347,15 +357,13 @@ impl Rig {
 
     /// What a client finds itself of one part of each, with nothing pinned afterwards.
     pub(super) fn retrieve_direct(&self, peer: &mut Peer, part: u16, ids: &[ObjectId]) -> RetrieveAnswer {
-        let request = direct::RetrieveRequest {
-            domain: self.core.registry.find(&self.seed).unwrap().0,
-            kept_frames_max: u64::MAX,
-            session: 0,
-            part,
-            ids,
-        };
+        let (domain, request) = (
+            self.core.registry.find(&self.seed).unwrap().0,
+            parts(self.seed, 0, part, ids),
+        );
         let reader = self.core.index.reader();
-        let (found, shortened) = direct::retrieve(&reader, &request, &mut peer.words, || true).unwrap();
+        let (found, shortened) =
+            direct::retrieve(&reader, domain, u64::MAX, &request, &mut peer.words, || true).unwrap();
         assert!(!shortened);
         peer.words.release(found.pin);
         found

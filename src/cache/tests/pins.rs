@@ -89,7 +89,7 @@ fn a_hit_is_cut_to_the_longest_prefix_that_fits() {
     let keys: Vec<_> = (0..12).map(|c| key(1, c, CHUNK)).collect();
     let request = LookupRequest {
         domain_seed: rig.seed,
-        session: 0,
+        label: 0,
         keys: &keys,
         tails: &TailList::default(),
         max_tokens: u64::MAX,
@@ -114,8 +114,15 @@ fn what_a_pinned_object_hangs_under_counts_too() {
     };
     // The fourth chunk alone keeps three others; with the fifth it would be too much.
     let ids = [object(1, 3), object(1, 4), object(1, 0), object(2, 0)];
-    let answer = rig.core.retrieve(engine.id, rig.seed, 7, 0, &ids).unwrap();
-    let there: Vec<bool> = answer.places.iter().map(|place| place.incarnation != 0).collect();
+    let answer = rig
+        .core
+        .retrieve(engine.id, &parts(rig.seed, 7, 0, &ids))
+        .unwrap();
+    let there: Vec<bool> = answer
+        .locations
+        .iter()
+        .map(|place| place.incarnation != 0)
+        .collect();
     assert_eq!(there, [true, false, true, false]);
     assert_eq!((pinned(&rig), kept(&rig, &engine)), (8, 16));
     assert_eq!(rig.core.status().counters.shortened, 1);
@@ -154,7 +161,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
     let keys: Vec<_> = (0..3).map(|c| key(1, c, CHUNK)).collect();
     let request = LookupRequest {
         domain_seed: rig.seed,
-        session: 7,
+        label: 7,
         keys: &keys,
         tails: &TailList::default(),
         max_tokens: u64::MAX,

@@ -226,9 +226,9 @@ impl World {
                 let got = self
                     .rig
                     .core
-                    .retrieve(id, seed, u64::from(prompt), 1, &ids)
+                    .retrieve(id, &parts(seed, u64::from(prompt), 1, &ids))
                     .unwrap();
-                assert_eq!((direct.places, direct.extents), (got.places, got.extents));
+                assert_eq!((direct.locations, direct.extents), (got.locations, got.extents));
                 if got.pin != 0 {
                     self.pins[peer].push(got.pin);
                 }
@@ -262,10 +262,10 @@ impl World {
                 };
                 let request = CommitRequest {
                     domain_seed: self.rig.seed,
-                    items: &[],
-                    extents: &[],
-                    supersedes: &[id],
-                    credit_bytes: 0,
+                    items: vec![],
+                    extents: vec![],
+                    supersedes: vec![id],
+                    grant_bytes: 0,
                 };
                 self.rig.core.commit(self.peers[peer].id, &request).unwrap();
             }
@@ -329,7 +329,7 @@ impl World {
                 let Some(request) = self.chain_to_commit(peer, prompt, chunk) else {
                     return;
                 };
-                Running::Commit(Box::new(Committing::new(id, request)))
+                Running::Commit(Box::new(Committing::new(id, Box::leak(Box::new(request)))))
             }
             4 => {
                 let (key, _) = chain(prompt, chunk);
@@ -359,7 +359,7 @@ impl World {
     }
 
     /// Parts of some chunks in a row, in space that was granted for them.
-    fn chain_to_commit(&mut self, peer: usize, prompt: u32, first: u32) -> Option<CommitRequest<'static>> {
+    fn chain_to_commit(&mut self, peer: usize, prompt: u32, first: u32) -> Option<CommitRequest> {
         let each = 4 * FRAME_BYTES;
         let granted = self.rig.core.grant(self.peers[peer].id, 3 * each).unwrap();
         let frames: Vec<Extent> = granted
@@ -387,10 +387,10 @@ impl World {
         let items: Vec<StoreItem> = (0..whole.len() as u32 / 4).map(item).collect();
         (!items.is_empty()).then(|| CommitRequest {
             domain_seed: self.rig.seed,
-            items: items.leak(),
-            extents: whole.to_vec().leak(),
-            supersedes: &[],
-            credit_bytes: 2 * FRAME_BYTES,
+            items,
+            extents: whole.to_vec(),
+            supersedes: vec![],
+            grant_bytes: 2 * FRAME_BYTES,
         })
     }
 

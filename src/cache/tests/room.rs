@@ -6,14 +6,14 @@ use CommitOutcome::*;
 const FULL: &[ObjectKind] = &[ObjectKind::Full];
 
 fn frames(extents: &[Extent]) -> u64 {
-    crate::pool::count_frames(extents)
+    crate::object::count_frames(extents)
 }
 
 /// Asks for the space of one chunk under the chunk before it.
 fn grant_under(rig: &mut Rig, peer: &Peer, bytes: u64, under: &[ChunkKey]) -> Vec<Extent> {
     let request = GrantRequest {
         bytes,
-        under,
+        under: under.to_vec(),
         ahead: false,
     };
     rig.core.grant_for(peer.id, &request).unwrap()
@@ -51,10 +51,10 @@ fn store_chunk(
     };
     let request = CommitRequest {
         domain_seed: rig.seed,
-        items: &[item],
-        extents: &extents,
-        supersedes: &[],
-        credit_bytes: 64 * UNIT,
+        items: vec![item],
+        extents: extents.to_vec(),
+        supersedes: vec![],
+        grant_bytes: 64 * UNIT,
     };
     let answer = rig.core.commit(peer.id, &request).unwrap();
     rig.core.abort(peer.id, &answer.granted).unwrap();
@@ -180,7 +180,7 @@ fn credit_that_is_held_ahead_is_a_small_part_however_many_hold_it() {
     let engines: Vec<Peer> = (0..40).map(|instance| rig.engine(instance, FULL)).collect();
     let ahead = GrantRequest {
         bytes: 256 * UNIT,
-        under: &[],
+        under: vec![],
         ahead: true,
     };
     for engine in &engines {
@@ -201,7 +201,7 @@ fn asking_ahead_takes_nobodys_object() {
     rig.put_chain(&engine, 1, 8);
     let ahead = GrantRequest {
         bytes: 4 * UNIT,
-        under: &[],
+        under: vec![],
         ahead: true,
     };
     assert!(rig.core.grant_for(engine.id, &ahead).unwrap().is_empty());

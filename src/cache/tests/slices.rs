@@ -88,7 +88,7 @@ impl Asked {
     fn request(&self, rig: &Rig, pin: bool) -> LookupRequest<'_> {
         LookupRequest {
             domain_seed: rig.seed,
-            session: 1,
+            label: 1,
             keys: &self.keys,
             tails: &self.tails,
             max_tokens: u64::MAX,
@@ -243,9 +243,13 @@ fn a_retrieve_of_very_many_takes_turns_whatever_it_names() {
         (vec![object(4000); 16_384], 16_384),
         ((0..4200).map(object).collect(), 4096),
     ] {
-        let (turns, answer) = steps(&mut rig.core, Retrieving::new(peer.id, seed, 3, 0, &ids), |_| {});
+        let (turns, answer) = steps(
+            &mut rig.core,
+            Retrieving::new(peer.id, &parts(seed, 3, 0, &ids)),
+            |_| {},
+        );
         let found = answer
-            .places
+            .locations
             .iter()
             .filter(|place| place.incarnation != 0)
             .count();
@@ -280,7 +284,7 @@ fn a_pin_takes_memory_for_what_it_names() {
     for _ in 0..100 {
         let (turns, answer) = steps(
             &mut rig.core,
-            Retrieving::new(peer.id, seed, 3, 0, &deepest),
+            Retrieving::new(peer.id, &parts(seed, 3, 0, &deepest)),
             |_| {},
         );
         assert_ne!(answer.pin, 0);
@@ -371,10 +375,10 @@ proptest! {
                 };
                 let request = CommitRequest {
                     domain_seed: seed,
-                    items: &[item],
-                    extents: &[Extent::new(extent.frame, 1)],
-                    supersedes: &[],
-                    credit_bytes: 0,
+                    items: vec![item],
+                    extents: vec![Extent::new(extent.frame, 1)],
+                    supersedes: vec![],
+                    grant_bytes: 0,
                 };
                 core.commit(other.id, &request).unwrap();
             }
@@ -385,10 +389,11 @@ proptest! {
         let mut acts = acts.into_iter().cycle();
         if retrieves {
             let ids: Vec<ObjectId> = (0..300).map(|c| ObjectId { key: key(1, c, CHUNK), group: 0 }).collect();
-            let work = Retrieving::new(peer.id, seed, 1, 0, &ids);
+            let request = parts(seed, 1, 0, &ids);
+            let work = Retrieving::new(peer.id, &request);
             let (turns, answer) = steps(&mut rig.core, work, |core| act(core, acts.next().unwrap()));
             assert_turns(&turns, "retrieve");
-            for (id, place) in ids.iter().zip(&answer.places).filter(|(_, place)| place.incarnation != 0) {
+            for (id, place) in ids.iter().zip(&answer.locations).filter(|(_, place)| place.incarnation != 0) {
                 let now = rig.core.index.reader().lookup(id).map(|view| view.incarnation);
                 prop_assert_eq!(now, Some(place.incarnation));
             }
@@ -423,11 +428,11 @@ fn the_pins_of_a_client_end_in_turns() {
     let mut rig = Rig::new(8192);
     let peer = member(&mut rig, 1, &[ObjectKind::Full]);
     fill(&mut rig, &peer, 1, 0, ObjectKind::Full, 2000);
-    for session in 0..40 {
-        let keys: Vec<_> = (0..500 + session as u32).map(|c| key(1, c, CHUNK)).collect();
+    for label in 0..40 {
+        let keys: Vec<_> = (0..500 + label as u32).map(|c| key(1, c, CHUNK)).collect();
         let nothing = Asked::new(1, 0, Vec::new());
         let request = LookupRequest {
-            session,
+            label,
             keys: &keys,
             ..nothing.request(&rig, true)
         };

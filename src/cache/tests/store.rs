@@ -40,13 +40,13 @@ fn what_is_stored_is_found_retrieved_and_released() {
     assert_eq!(answer.present_tokens, [192]);
     let ids: Vec<_> = (0..4).map(|c| id(1, c)).collect();
     let seed = rig.seed;
-    let got = rig.core.retrieve(reader.id, seed, 7, 0, &ids).unwrap();
-    assert_eq!(got.places.len(), 4);
-    assert_eq!(got.places[3], PartPlace::default());
-    for place in &got.places[..3] {
+    let got = rig.core.retrieve(reader.id, &parts(seed, 7, 0, &ids)).unwrap();
+    assert_eq!(got.locations.len(), 4);
+    assert_eq!(got.locations[3], PartLocation::default());
+    for place in &got.locations[..3] {
         let from = place.first_extent as usize;
         let extents = &got.extents[from..from + place.extent_count as usize];
-        assert_eq!(crate::pool::count_frames(extents), 4);
+        assert_eq!(crate::object::count_frames(extents), 4);
         assert_eq!((place.bytes, place.tokens), (4 * UNIT, CHUNK));
         assert_eq!(rig.core.pool.epochs.of(extents[0].frame), place.incarnation);
     }
@@ -203,7 +203,10 @@ fn nothing_works_before_its_time() {
     assert_eq!(core.set_chunk_size(CHUNK * 2).unwrap_err().code(), 25);
     assert_eq!(core.grant(client, 1).unwrap_err().code(), 22);
     let seed = ChunkKey::from_bytes([0; 32]);
-    assert_eq!(core.retrieve(client, seed, 0, 0, &[]).unwrap_err().code(), 14);
+    assert_eq!(
+        core.retrieve(client, &parts(seed, 0, 0, &[])).unwrap_err().code(),
+        14
+    );
     // Too small for one object.
     let mut rig = Rig::new(3);
     let peer = rig.peer(1);
@@ -237,7 +240,7 @@ fn only_what_is_prefaulted_is_granted_and_nothing_is_evicted_for_the_rest() {
     // The prefault has failed for good: now space is made.
     rig.core.prefault_ended();
     assert_eq!(
-        crate::pool::count_frames(&rig.core.grant(engine.id, FRAME_BYTES).unwrap()),
+        crate::object::count_frames(&rig.core.grant(engine.id, FRAME_BYTES).unwrap()),
         1
     );
     assert!(rig.resident(1, 1).is_empty());
@@ -281,15 +284,15 @@ fn one_commit_stores_a_step_and_renews_the_credit() {
             engine.id,
             &CommitRequest {
                 domain_seed: seed,
-                items: &items,
-                extents: &extents,
-                supersedes: &[],
-                credit_bytes: 16 * FRAME_BYTES,
+                items: items.to_vec(),
+                extents: extents.to_vec(),
+                supersedes: vec![],
+                grant_bytes: 16 * FRAME_BYTES,
             },
         )
         .unwrap();
     assert_eq!(answer.outcomes, [Published, Published, NoParent, Published]);
-    assert_eq!(crate::pool::count_frames(&answer.granted), 12);
+    assert_eq!(crate::object::count_frames(&answer.granted), 12);
     let status = rig.core.status();
     assert_eq!(status.pool.granted, 16 * FRAME_BYTES);
     assert_eq!(status.clients[0].granted, 16 * FRAME_BYTES);
@@ -301,7 +304,7 @@ fn one_commit_stores_a_step_and_renews_the_credit() {
 fn credit_is_bounded_but_never_less_than_one_object() {
     let mut rig = Rig::new(64);
     let (a, b) = (rig.engine(1, FULL), rig.engine(2, FULL));
-    let frames = |e: &[Extent]| crate::pool::count_frames(e);
+    let frames = |e: &[Extent]| crate::object::count_frames(e);
     assert_eq!(frames(&rig.core.grant(a.id, u64::MAX).unwrap()), 32);
     assert_eq!(frames(&rig.core.grant(b.id, u64::MAX).unwrap()), 16);
     assert!(rig.core.grant(b.id, 1).unwrap().is_empty());
@@ -376,8 +379,11 @@ fn many_parts_in_a_fragmented_pool_use_chains() {
     let seed = rig.seed;
     let mut all = Vec::new();
     for part in 0..8 {
-        let got = rig.core.retrieve(ranks[0].id, seed, 0, part, &[target]).unwrap();
-        assert_eq!(crate::pool::count_frames(&got.extents), 4);
+        let got = rig
+            .core
+            .retrieve(ranks[0].id, &parts(seed, 0, part, &[target]))
+            .unwrap();
+        assert_eq!(crate::object::count_frames(&got.extents), 4);
         all.extend(got.extents);
     }
     all.sort_unstable();
@@ -452,7 +458,7 @@ fn frames_that_cannot_be_freed_are_quarantined_and_the_rest_comes_back() {
     let next = rig.engine(3, FULL);
     let granted = rig.core.grant(next.id, 64 * FRAME_BYTES).unwrap();
     assert_eq!(
-        crate::pool::count_frames(&granted),
+        crate::object::count_frames(&granted),
         32,
         "half of the pool, as ever"
     );
@@ -517,7 +523,7 @@ fn domains_of_several_sizes_share_a_pool() {
     let mut ask = |seed: u8| {
         let request = LookupRequest {
             domain_seed: ChunkKey::from_bytes([seed; 32]),
-            session: 1,
+            label: 1,
             keys: &[],
             tails: &TailList::new(tail.to_vec()),
             max_tokens: u64::MAX,

@@ -47,7 +47,7 @@ fn asked(rig: &Rig, max_tokens: u64) -> Vec<u32> {
     };
     let request = LookupRequest {
         domain_seed: rig.seed,
-        session: 0,
+        label: 0,
         keys: &keys,
         tails: &asked,
         max_tokens,
@@ -158,7 +158,7 @@ fn attention_and_windows_serve_ends_without_tails() {
 
 #[test]
 fn bits_come_round_after_as_many_alignments_as_there_are() {
-    use crate::cache::shape::tail_bit;
+    use crate::object::tail_bit;
     assert_eq!(
         [16, 32, 512, 528].map(|tokens| tail_bit(tokens, 16)),
         [1, 2, 1 << 31, 1]

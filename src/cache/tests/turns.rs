@@ -188,19 +188,19 @@ fn commit_beside(count: u32, partials: u32) -> Spent {
     let items = items(1, 0, count, true, 0);
     let request = CommitRequest {
         domain_seed: rig.seed,
-        items: &items,
-        extents: &extents,
-        supersedes: &[],
-        credit_bytes: 16 * FRAME_BYTES,
+        items: items.to_vec(),
+        extents: extents.to_vec(),
+        supersedes: vec![],
+        grant_bytes: 16 * FRAME_BYTES,
     };
-    let (answer, spent) = drive(&mut rig.core, Committing::new(engine.id, request));
+    let (answer, spent) = drive(&mut rig.core, Committing::new(engine.id, &request));
     assert!(
         answer
             .outcomes
             .iter()
             .all(|outcome| *outcome == CommitOutcome::Published)
     );
-    assert_eq!(crate::pool::count_frames(&answer.granted), 16);
+    assert_eq!(crate::object::count_frames(&answer.granted), 16);
     rig.audit();
     spent
 }
@@ -222,7 +222,7 @@ fn space_for_much_is_made_in_turns_and_takes_as_much_as_it_makes() {
             rig.fill(&engine, prompt, 500, true, 0);
         }
         let (granted, spent) = drive(&mut rig.core, Grant::new(engine.id, frames * FRAME_BYTES));
-        assert_eq!(crate::pool::count_frames(&granted), frames);
+        assert_eq!(crate::object::count_frames(&granted), frames);
         rig.audit();
         spent
     };
@@ -371,7 +371,7 @@ fn full_logs_of_many_are_read_a_little_at_a_time() {
         // One more than is free: space has to be made.
         let wanted = rig.core.pool.grantable() + 1;
         let (granted, spent) = drive(&mut rig.core, Grant::new(engine.id, wanted * FRAME_BYTES));
-        assert_eq!(crate::pool::count_frames(&granted), wanted);
+        assert_eq!(crate::object::count_frames(&granted), wanted);
         assert_short("a grant beside full logs", spent);
         assert!(spent.steps < 10_000, "{} steps for one frame", spent.steps);
         rig.core.abort(engine.id, &granted).unwrap();
@@ -471,7 +471,7 @@ fn a_pool_in_small_pieces_gives_no_more_runs_than_a_reply_names() {
     assert_eq!(granted.len() as u64, most, "one run for each frame, and no more");
     rig.audit();
     let mut encoder = crate::wire::Encoder::new();
-    let extents = granted.iter().map(|run| crate::wire::Extent {
+    let extents = granted.iter().map(|run| crate::object::Extent {
         frame: run.frame,
         count: run.count,
     });
@@ -497,13 +497,13 @@ fn items_that_name_the_same_runs_are_refused_before_anything_is_done_for_each() 
     }
     let request = CommitRequest {
         domain_seed: rig.seed,
-        items: &all,
-        extents: &runs,
-        supersedes: &[],
-        credit_bytes: 0,
+        items: all.to_vec(),
+        extents: runs.to_vec(),
+        supersedes: vec![],
+        grant_bytes: 0,
     };
     let mut turn = Turn::endless();
-    let refused = Committing::new(engine.id, request).step(&mut rig.core, &mut turn);
+    let refused = Committing::new(engine.id, &request).step(&mut rig.core, &mut turn);
     assert_eq!(refused.unwrap_err().code(), 19);
     assert!(turn.spent() < 1000, "{} steps", turn.spent());
     rig.audit();
@@ -523,12 +523,12 @@ fn work_that_is_dropped_half_way_leaves_everything_in_order() {
             let items = items(1, 200, extents.len() as u32, true, 0);
             let request = CommitRequest {
                 domain_seed: rig.seed,
-                items: &items,
-                extents: &extents,
-                supersedes: &[],
-                credit_bytes: 50 * FRAME_BYTES,
+                items: items.to_vec(),
+                extents: extents.to_vec(),
+                supersedes: vec![],
+                grant_bytes: 50 * FRAME_BYTES,
             };
-            step_some(&mut rig.core, Committing::new(peers[0].id, request), turns)
+            step_some(&mut rig.core, Committing::new(peers[0].id, &request), turns)
         }),
         ("clear", |rig, _, turns| {
             let clear = Clear::new(&rig.core);

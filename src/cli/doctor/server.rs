@@ -1,9 +1,8 @@
 //! Traps of the servers that an engine uses: away, another user's, of another chunk size, too small.
 
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, io};
 
 use serde_json::Value;
 
@@ -11,7 +10,7 @@ use super::{Report, state};
 use crate::cli::status::{self, StatusError};
 use crate::geometry::chunk::resolve_chunk;
 use crate::geometry::{BoundGeometry, Bytes, ObjectGroup, ObjectKind, ResolvedGeometry, Warning};
-use crate::pool::FRAME_BYTES;
+use crate::object::FRAME_BYTES;
 use crate::server::ByteSize;
 use crate::wire::ErrorCode;
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Report;
 use crate::geometry::Bytes;
-use crate::pool::FRAME_BYTES;
+use crate::object::FRAME_BYTES;
 
 /// What the server says of itself is held against its own limits.
 pub(super) fn check(socket: &Path, status: &Value, report: &mut Report) {

@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{io, thread};
 
 use super::files::{Digest, FileKey, Found};
 use super::lock::Turn;

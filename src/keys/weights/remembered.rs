@@ -4,16 +4,15 @@
 //! by a rename, so it is whole or not there. Entries and directory count only if this user owns them and nobody else can
 //! write to them; one that is damaged, or tells of another state of its file, is as if it were not there.
 
-use std::env;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
+use std::{env, process};
 
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;

@@ -3,9 +3,10 @@
 use flatbuffers::Vector;
 
 use super::{Decoded, fb};
+use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
+use crate::object::{Extent, GroupSpan, ObjectId, Tail};
 use crate::wire::error::DecodeError;
-use crate::wire::message::{Extent, GroupSpan, ObjectId, TailKey};
 use crate::wire::{MAX_DOMAIN_FIELD_BYTES, MAX_EXTENTS, MAX_GROUPS, MAX_ITEMS};
 
 pub(super) fn require<T>(field: &'static str, value: Option<T>) -> Decoded<T> {
@@ -124,11 +125,25 @@ pub(super) fn object_id(id: &fb::ObjectId) -> ObjectId {
     }
 }
 
-pub(super) fn tail_key(row: &fb::TailKey) -> TailKey {
-    TailKey {
+pub(super) fn tail(row: &fb::TailKey) -> Tail {
+    Tail {
         key: chunk_key(row.key()),
         chunk: row.chunk(),
         tokens: row.tokens(),
+    }
+}
+
+/// A kind and the tokens of its window or attention chunk; other kinds have none, whatever is said.
+pub(super) fn object_kind(field: &'static str, kind: fb::GroupKind, tokens: u64) -> Decoded<ObjectKind> {
+    match kind {
+        fb::GroupKind::Full => Ok(ObjectKind::Full),
+        fb::GroupKind::SlidingWindow => Ok(ObjectKind::Window { tokens }),
+        fb::GroupKind::ChunkedLocal => Ok(ObjectKind::ChunkedLocal { tokens }),
+        fb::GroupKind::Recurrent => Ok(ObjectKind::Recurrent),
+        fb::GroupKind(other) => Err(DecodeError::UnknownValue {
+            field,
+            value: other.into(),
+        }),
     }
 }
 

@@ -2,8 +2,14 @@
 
 use flatbuffers::{ForwardsUOffset, Vector};
 
-use super::field::{extents, in_extents, key, known, limited, object_id, require, short_id, text};
+use super::field::{
+    extents, in_extents, key, known, limited, object_id, object_kind, require, short_id, text,
+};
 use super::{Decoded, fb};
+use crate::object::{
+    CommitAnswer, CommitOutcome, DomainShape, GroupShape, LoadItem, LookupAnswer, PartLocation,
+    RetrieveAnswer,
+};
 use crate::wire::error::{DecodeError, ErrorCode, WireError};
 use crate::wire::message::*;
 use crate::wire::{MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, MAX_GROUPS, MAX_ITEMS};
@@ -102,7 +108,7 @@ fn negotiate_reply(body: fb::NegotiateReply<'_>) -> Decoded<NegotiateReply> {
     })
 }
 
-fn lookup_reply(body: fb::LookupReply<'_>) -> Decoded<LookupReply> {
+fn lookup_reply(body: fb::LookupReply<'_>) -> Decoded<LookupAnswer> {
     let loads = limited("loads", body.loads(), MAX_LOADS)?;
     let present = limited("present_tokens", body.present_tokens(), MAX_GROUPS)?;
     let load = |row: &fb::LoadItem| LoadItem {
@@ -110,7 +116,7 @@ fn lookup_reply(body: fb::LookupReply<'_>) -> Decoded<LookupReply> {
         chunk: row.chunk(),
         tokens: row.tokens(),
     };
-    Ok(LookupReply {
+    Ok(LookupAnswer {
         hit_tokens: body.hit_tokens(),
         pin: body.pin(),
         loads: loads.map_or_else(Vec::new, |v| v.iter().map(load).collect()),
@@ -127,8 +133,7 @@ fn domain_shape(body: fb::DomainShape<'_>) -> Decoded<DomainShape> {
     {
         groups.push(GroupShape {
             group: row.group(),
-            kind: known("shape.groups.kind", GroupKind::from_number, row.kind().0)?,
-            window_tokens: row.window_tokens(),
+            kind: object_kind("shape.groups.kind", row.kind(), row.window_tokens())?,
             bit: row.bit(),
         });
     }
@@ -142,15 +147,15 @@ fn domain_shape(body: fb::DomainShape<'_>) -> Decoded<DomainShape> {
     })
 }
 
-fn retrieve_reply(body: fb::RetrieveReply<'_>) -> Decoded<RetrieveReply> {
+fn retrieve_reply(body: fb::RetrieveReply<'_>) -> Decoded<RetrieveAnswer> {
     let extents = extents(body.extents())?;
-    let mut places = Vec::new();
+    let mut locations = Vec::new();
     if let Some(rows) = limited("places", body.places(), MAX_ITEMS)? {
-        places.reserve_exact(rows.len());
+        locations.reserve_exact(rows.len());
         for (index, row) in rows.iter().enumerate() {
             let (first_extent, extent_count) = (row.first_extent(), row.extent_count());
             in_extents(index, first_extent, extent_count, extents.len())?;
-            places.push(PartPlace {
+            locations.push(PartLocation {
                 incarnation: row.incarnation(),
                 bytes: row.bytes(),
                 checksum: row.checksum(),
@@ -161,19 +166,19 @@ fn retrieve_reply(body: fb::RetrieveReply<'_>) -> Decoded<RetrieveReply> {
             });
         }
     }
-    Ok(RetrieveReply {
+    Ok(RetrieveAnswer {
         pin: body.pin(),
-        places,
+        locations,
         extents,
     })
 }
 
-fn commit_reply(body: fb::CommitReply<'_>) -> Decoded<CommitReply> {
+fn commit_reply(body: fb::CommitReply<'_>) -> Decoded<CommitAnswer> {
     let mut outcomes = Vec::new();
     for outcome in limited("outcomes", body.outcomes(), MAX_ITEMS)?.iter().flatten() {
         outcomes.push(known("outcomes", CommitOutcome::from_number, outcome.0)?);
     }
-    Ok(CommitReply {
+    Ok(CommitAnswer {
         outcomes,
         granted: extents(body.granted())?,
     })

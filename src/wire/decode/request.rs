@@ -1,10 +1,14 @@
 //! The messages of a client.
 
 use super::field::{
-    bytes, chunk_key, extents, flag, in_extents, key, known, limited, object_id, object_ids, optional_id,
-    require, spans, tail_key, text,
+    bytes, chunk_key, extents, flag, in_extents, key, known, limited, object_id, object_ids, object_kind,
+    optional_id, require, spans, tail, text,
 };
 use super::{Decoded, fb};
+use crate::object::{
+    ClientKind, CommitRequest, GrantRequest, GroupRegistration, Lookup, PayloadPath, RetrieveRequest,
+    StoreItem, TailList,
+};
 use crate::wire::error::DecodeError;
 use crate::wire::message::*;
 use crate::wire::{MAX_DOMAIN_FIELD_BYTES, MAX_GROUPS, MAX_ITEMS, MAX_KEYS, MAX_NAME_BYTES};
@@ -28,13 +32,13 @@ pub(super) fn body(root: &fb::Request<'_>) -> Decoded<Request> {
             let pins = limited("pins", pins, MAX_ITEMS)?.map_or_else(Vec::new, |v| v.iter().collect());
             Ok(Request::Release { pins })
         }
-        Body::EndSession => Ok(Request::EndSession {
-            session: require("body", root.body_as_end_session())?.session(),
+        Body::EndSession => Ok(Request::ReleaseLabel {
+            label: require("body", root.body_as_end_session())?.session(),
         }),
         Body::Grant => {
             let body = require("body", root.body_as_grant())?;
             let under = limited("under", body.under(), MAX_ITEMS)?;
-            Ok(Request::Grant(Grant {
+            Ok(Request::Grant(GrantRequest {
                 bytes: body.bytes(),
                 under: under.map_or_else(Vec::new, |v| v.iter().map(chunk_key).collect()),
                 ahead: body.ahead(),
@@ -83,7 +87,7 @@ fn hello(body: fb::Hello<'_>) -> Decoded<Hello> {
         protocol_version: body.protocol_version(),
         features: body.features(),
         // The kind is only shown; a later one must not keep a client from connecting.
-        kind: PeerKind::from_number(kind).unwrap_or(PeerKind::Unspecified),
+        kind: ClientKind::from_number(kind).unwrap_or(ClientKind::Unspecified),
         name: text("name", body.name(), MAX_NAME_BYTES)?,
         engine_instance,
         wants_pool: body.wants_pool(),
@@ -104,12 +108,11 @@ fn register(body: fb::RegisterKvCache<'_>) -> Decoded<RegisterKvCache> {
     let path = body.payload_path().0;
     let mut groups = Vec::new();
     for group in limited("groups", body.groups(), MAX_GROUPS)?.iter().flatten() {
-        groups.push(ObjectGroup {
+        groups.push(GroupRegistration {
             group: group.group(),
-            kind: known("groups.kind", GroupKind::from_number, group.kind().0)?,
+            kind: object_kind("groups.kind", group.kind(), group.window_tokens())?,
             parts: group.parts(),
             part: group.part(),
-            window_tokens: group.window_tokens(),
             unit_bytes: group.unit_bytes(),
         });
     }
@@ -147,9 +150,9 @@ fn lookup(body: fb::Lookup<'_>) -> Decoded<Lookup> {
     let tails = limited("tails", body.tails(), MAX_KEYS)?;
     Ok(Lookup {
         domain_seed: key("domain_seed", body.domain_seed())?,
-        session: body.session(),
+        label: body.session(),
         keys: keys.map_or_else(Vec::new, |v| v.iter().map(chunk_key).collect()),
-        tails: tails.map_or_else(Vec::new, |v| v.iter().map(tail_key).collect()),
+        tails: TailList::new(tails.map_or_else(Vec::new, |v| v.iter().map(tail).collect())),
         max_tokens: body.max_tokens(),
         local_tokens: body.local_tokens(),
         pin: body.pin(),
@@ -157,16 +160,16 @@ fn lookup(body: fb::Lookup<'_>) -> Decoded<Lookup> {
     })
 }
 
-fn retrieve(body: fb::Retrieve<'_>) -> Decoded<Retrieve> {
-    Ok(Retrieve {
+fn retrieve(body: fb::Retrieve<'_>) -> Decoded<RetrieveRequest> {
+    Ok(RetrieveRequest {
         domain_seed: key("domain_seed", body.domain_seed())?,
-        session: body.session(),
+        label: body.session(),
         part: body.part(),
         ids: object_ids("ids", body.ids())?,
     })
 }
 
-fn commit(body: fb::Commit<'_>) -> Decoded<Commit> {
+fn commit(body: fb::Commit<'_>) -> Decoded<CommitRequest> {
     let extents = extents(body.extents())?;
     let mut items = Vec::new();
     if let Some(rows) = limited("items", body.items(), MAX_ITEMS)? {
@@ -175,12 +178,12 @@ fn commit(body: fb::Commit<'_>) -> Decoded<Commit> {
             items.push(store_item(index, row, extents.len())?);
         }
     }
-    Ok(Commit {
+    Ok(CommitRequest {
         domain_seed: key("domain_seed", body.domain_seed())?,
         items,
         extents,
         supersedes: object_ids("supersedes", body.supersedes())?,
-        credit_bytes: body.credit_bytes(),
+        grant_bytes: body.credit_bytes(),
     })
 }
 

@@ -1,11 +1,20 @@
 //! The tails of a prompt: fronts of its chunks, at the boundaries inside a chunk where a hit may end.
-//!
-//! May import this module's `api`.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
 
-use super::api::Tail;
+use crate::keys::ChunkKey;
+
+/// A partial chunk of the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tail {
+    /// Key over the tokens of all chunks before and `tokens` of this one.
+    pub key: ChunkKey,
+    /// The chunk.
+    pub chunk: u32,
+    /// Tokens of the chunk: a multiple of the alignment, less than the chunk size.
+    pub tokens: u32,
+}
 
 /// Where a lookup gets its tails from. It asks for those of a chunk only where they can matter, so that a client may compute
 /// keys when they are asked for.
@@ -21,7 +30,7 @@ pub trait Tails: Debug + Sync {
 }
 
 /// Tails that are all there.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TailList(Vec<Tail>);
 
 impl TailList {
@@ -34,9 +43,25 @@ impl TailList {
         Self(tails)
     }
 
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Tail> {
+    pub fn iter(&self) -> std::slice::Iter<'_, Tail> {
         self.0.iter()
+    }
+}
+
+impl FromIterator<Tail> for TailList {
+    fn from_iter<I: IntoIterator<Item = Tail>>(tails: I) -> Self {
+        Self::new(tails.into_iter().collect())
     }
 }
 
@@ -65,7 +90,6 @@ impl Tails for TailList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::ChunkKey;
 
     #[test]
     fn tails_are_found_by_chunk_whatever_their_order() {
