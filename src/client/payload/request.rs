@@ -1,16 +1,11 @@
-//! Storing: pages straight into granted extents, then one commit for everything a step stored.
+//! What a caller wants stored, and the checks before anything is done for it.
 
-use std::sync::Arc;
-
-use super::layout::{Holding, KvMemory, ObjectGroupPages};
-use super::stats::Stat;
-use super::storing::Storing;
-use super::wanted::Registered;
-use super::{Client, ClientError};
+use crate::client::ClientError;
+use crate::client::link::wanted::Registered;
+use crate::client::memory::{Holding, KvMemory, ObjectGroupPages};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::object::{CommitOutcome, ObjectId};
-use crate::wire::MAX_ITEMS;
 
 /// One part of one object to store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,106 +70,15 @@ impl From<CommitOutcome> for StoreOutcome {
 }
 
 /// A store that has passed its checks.
-pub(super) struct Checked<'a> {
-    pub(super) request: &'a StoreRequest,
-    pub(super) bytes: u64,
+pub(crate) struct Checked<'a> {
+    pub(crate) request: &'a StoreRequest,
+    pub(crate) bytes: u64,
     /// The first token from which on no block is null.
-    pub(super) held_from: u32,
-}
-
-impl Client {
-    /// Copies the parts out of KV memory into the pool and publishes them: one commit, unless the space held is less
-    /// than they need; then as many as it takes. What the index shows to be there already is not copied, nor what hangs under
-    /// something that there was no room for. `supersedes` names tails that are needless afterwards. The blocks may
-    /// be reused when this returns.
-    ///
-    /// # Errors
-    /// For a mistake in any item, and then nothing was stored. A missing server or missing room is an outcome.
-    pub fn store(
-        &self,
-        requests: &[StoreRequest],
-        supersedes: &[ObjectId],
-    ) -> Result<Vec<StoreOutcome>, ClientError> {
-        self.core.check_process()?;
-        let outcomes = self.try_store(requests, supersedes);
-        if outcomes.is_err() {
-            let given = requests.iter().filter(|request| request.blocks.is_some());
-            self.core.count(Stat::DroppedStores, given.count() as u64);
-        }
-        outcomes
-    }
-
-    fn try_store(
-        &self,
-        requests: &[StoreRequest],
-        supersedes: &[ObjectId],
-    ) -> Result<Vec<StoreOutcome>, ClientError> {
-        let memory = self.core.memory()?;
-        let registered = self.registered_or_wanted()?;
-        if requests.len() > MAX_ITEMS || supersedes.len() > MAX_ITEMS {
-            return Err(ClientError::TooManyItems {
-                given: requests.len().max(supersedes.len()),
-                limit: MAX_ITEMS,
-            });
-        }
-        let checked = check(&memory, &registered, requests)?;
-        let (mut outcomes, mut copied) = (vec![StoreOutcome::Unavailable; requests.len()], Vec::new());
-        if let Some(session) = self.core.linked_session() {
-            session.pool()?;
-            let parts = requests.len();
-            let mut store = Storing::new(self, &memory, &registered, &session, supersedes, parts);
-            match store.run(&checked) {
-                Ok(()) | Err(ClientError::Unavailable { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            (outcomes, copied) = (store.outcomes, store.copied);
-        }
-        self.count_stores(&checked, &outcomes, &copied);
-        Ok(outcomes)
-    }
-
-    /// The registration that the server confirmed, or the one that still waits for a server: enough to check a call.
-    pub(super) fn registered_or_wanted(&self) -> Result<Arc<Registered>, ClientError> {
-        if let Some(registered) = self.core.registered() {
-            return Ok(registered);
-        }
-        let request = self.core.wanted().register.ok_or(ClientError::NoRegistration)?;
-        let seed = super::wanted::domain_seed(&request, self.core.chunk_size().unwrap_or(0))?;
-        Ok(Arc::new(Registered {
-            request,
-            seed,
-            domain: None,
-            kept_frames_max: 0,
-        }))
-    }
-
-    fn count_stores(&self, checked: &[Checked<'_>], outcomes: &[StoreOutcome], copied: &[bool]) {
-        let (mut stores, mut bytes, mut dropped) = (0, 0, 0);
-        for (position, (item, outcome)) in checked.iter().zip(outcomes).enumerate() {
-            match outcome {
-                _ if item.request.blocks.is_none() => {}
-                StoreOutcome::Dropped | StoreOutcome::Unavailable => dropped += 1,
-                _ if copied.get(position) == Some(&true) => {
-                    stores += 1;
-                    bytes += item.bytes;
-                }
-                _ => {}
-            }
-        }
-        for (stat, count) in [
-            (Stat::Stores, stores),
-            (Stat::StoredBytes, bytes),
-            (Stat::DroppedStores, dropped),
-        ] {
-            if count > 0 {
-                self.core.count(stat, count);
-            }
-        }
-    }
+    pub(crate) held_from: u32,
 }
 
 /// Checks every item against the registration, the layout and the block-id space.
-fn check<'a>(
+pub(crate) fn check<'a>(
     memory: &KvMemory,
     registered: &Registered,
     requests: &'a [StoreRequest],
@@ -231,7 +135,7 @@ fn check_holes(
 }
 
 /// What an object of a group holds, and its part's bytes as registered; nothing if the tokens are not aligned.
-pub(super) fn part_of(
+pub(crate) fn part_of(
     registered: &Registered,
     group: u16,
     tokens: u64,

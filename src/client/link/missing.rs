@@ -9,18 +9,18 @@ const MISSING_MAX: usize = 16384;
 
 /// What hangs under one of these cannot be stored either, so its bytes need not be copied to be told so.
 #[derive(Debug, Default)]
-pub(super) struct Missing {
+pub(crate) struct Missing {
     ids: HashSet<ObjectId>,
 }
 
 impl Missing {
     /// Whether it was not stored when it was last tried.
-    pub(super) fn contains(&self, id: &ObjectId) -> bool {
+    pub(crate) fn contains(&self, id: &ObjectId) -> bool {
         self.ids.contains(id)
     }
 
     /// It was not stored.
-    pub(super) fn add(&mut self, id: ObjectId) {
+    pub(crate) fn add(&mut self, id: ObjectId) {
         if self.ids.len() >= MISSING_MAX {
             self.ids.clear();
         }
@@ -28,7 +28,7 @@ impl Missing {
     }
 
     /// It is there, or on its way.
-    pub(super) fn remove(&mut self, id: &ObjectId) {
+    pub(crate) fn remove(&mut self, id: &ObjectId) {
         self.ids.remove(id);
     }
 }

@@ -18,7 +18,7 @@ const STEP: usize = 16 << 20;
 
 /// When the space will be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum When {
+pub(crate) enum When {
     /// By the copy that comes next.
     Now,
     /// By a later call.
@@ -27,16 +27,16 @@ pub(super) enum When {
 
 /// What became of the space asked for so far.
 #[derive(Debug, Default)]
-pub(super) struct Populated {
+pub(crate) struct Populated {
     /// Bytes whose pages were mapped ahead.
-    pub(super) bytes: AtomicU64,
+    pub(crate) bytes: AtomicU64,
     /// Bytes that are left to faults, since the kernel did not do as asked.
-    pub(super) left_bytes: AtomicU64,
+    pub(crate) left_bytes: AtomicU64,
 }
 
 /// Asks for the pages of a pool's mapping.
 #[derive(Debug)]
-pub(super) struct Populate {
+pub(crate) struct Populate {
     mapping: Arc<Mapping<ReadWrite>>,
     frame_bytes: usize,
     counts: Arc<Populated>,
@@ -53,7 +53,7 @@ struct Asked {
 
 impl Populate {
     /// For one mapping of `frames` frames.
-    pub(super) fn new(
+    pub(crate) fn new(
         mapping: Arc<Mapping<ReadWrite>>,
         frames: u64,
         frame_bytes: u64,
@@ -76,7 +76,7 @@ impl Populate {
     }
 
     /// Sees to an extent that lies in the pool.
-    pub(super) fn extent(&self, extent: &Extent, when: When) {
+    pub(crate) fn extent(&self, extent: &Extent, when: When) {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, end) = (
             extent.frame as usize,

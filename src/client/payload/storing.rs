@@ -1,17 +1,18 @@
 //! One call of a store: what has to be copied at all, space for it, copies, commits.
 
+use crate::client::link::core::Core;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::extents::ExtentCursor;
-use super::layout::KvMemory;
-use super::populate::When;
-use super::session::{PoolSide, Session};
-use super::store::{Checked, StoreOutcome, StoreRequest};
-use super::wanted::Registered;
-use super::{Client, ClientError};
+use super::request::{Checked, StoreOutcome, StoreRequest};
+use crate::client::ClientError;
+use crate::client::extents::ExtentCursor;
+use crate::client::link::populate::When;
+use crate::client::link::session::{PoolSide, Session};
+use crate::client::link::wanted::Registered;
+use crate::client::memory::KvMemory;
 use crate::control::Counter;
 use crate::copy::{CopyEngine, SummedPlan};
 use crate::geometry::ObjectKind;
@@ -51,17 +52,17 @@ impl Growth {
 }
 
 /// One call of [`Client::store`] on one session.
-pub(super) struct Storing<'a> {
-    client: &'a Client,
+pub(crate) struct Storing<'a> {
+    core: &'a Arc<Core>,
     memory: &'a KvMemory,
     registered: &'a Registered,
     session: &'a Arc<Session>,
     /// Tails that are needless once all is stored; empty once the server was told.
     supersedes: &'a [ObjectId],
     /// Of each part what became of it.
-    pub(super) outcomes: Vec<StoreOutcome>,
+    pub(crate) outcomes: Vec<StoreOutcome>,
     /// Of each part whether its bytes were copied.
-    pub(super) copied: Vec<bool>,
+    pub(crate) copied: Vec<bool>,
     /// Of each part whether the server has the object already.
     known: Vec<bool>,
     /// Of each part whether there is nothing more to do for it.
@@ -75,8 +76,8 @@ pub(super) struct Storing<'a> {
 }
 
 impl<'a> Storing<'a> {
-    pub(super) fn new(
-        client: &'a Client,
+    pub(crate) fn new(
+        core: &'a Arc<Core>,
         memory: &'a KvMemory,
         registered: &'a Registered,
         session: &'a Arc<Session>,
@@ -86,7 +87,7 @@ impl<'a> Storing<'a> {
         let groups = &registered.request.groups;
         let full = groups.iter().filter(|group| group.kind == ObjectKind::Full);
         Self {
-            client,
+            core,
             memory,
             registered,
             session,
@@ -102,7 +103,7 @@ impl<'a> Storing<'a> {
     }
 
     /// Stores everything that there is room for.
-    pub(super) fn run(&mut self, checked: &[Checked<'_>]) -> Result<(), ClientError> {
+    pub(crate) fn run(&mut self, checked: &[Checked<'_>]) -> Result<(), ClientError> {
         let pool = self.session.pool()?;
         // Twice, so that space which is in use at a heartbeat does not look idle at the next.
         pool.note_use();
@@ -119,7 +120,7 @@ impl<'a> Storing<'a> {
             self.settle_hopeless(pool, &mut batch, checked, next);
             let growth = Growth::of(self.session);
             let wanted = self.frames_of(pool, checked, next);
-            let held = pool.credit().frames();
+            let held = pool.granted().frames();
             if held < wanted {
                 let bytes = (wanted - held).saturating_mul(pool.frame_bytes());
                 self.ask_for(bytes, self.under(checked, next))?;
@@ -252,7 +253,7 @@ impl<'a> Storing<'a> {
             (false, Some(anchor)) if self.parts(request.id.group) > self.parts(anchor) => None,
             (false, Some(anchor)) => {
                 // That of a tail hangs under the chunk before where the tail's attention was not stored.
-                let is_tail = self.client.core.chunk_size() != Some(request.tokens.into());
+                let is_tail = self.core.chunk_size() != Some(request.tokens.into());
                 let own = lacks(request.id.key, anchor).filter(|id| pool.missing().contains(id));
                 own.filter(|_| !is_tail || request.parent.is_none() || before(anchor).is_some())
             }
@@ -270,13 +271,13 @@ impl<'a> Storing<'a> {
             under,
             ahead: false,
         });
-        match self.client.core.call(Some(self.session), &request) {
+        match self.core.call(Some(self.session), &request) {
             Ok((Reply::Grant { extents }, session)) => {
                 let pool = session.pool()?;
                 pool.gain(extents, When::Now);
                 Ok(())
             }
-            Ok((reply, session)) => Err(self.client.core.distrust(&session, &reply)),
+            Ok((reply, session)) => Err(self.core.distrust(&session, &reply)),
             Err(ClientError::Refused(error)) if error.code == ErrorCode::LimitExceeded => Ok(()),
             Err(error) => Err(error),
         }
@@ -289,7 +290,7 @@ impl<'a> Storing<'a> {
             return false;
         }
         while Growth::of(self.session) == before {
-            if since.elapsed() >= self.client.core.config.deadline || !self.session.is_current() {
+            if since.elapsed() >= self.core.config.deadline || !self.session.is_current() {
                 return false;
             }
             thread::sleep(GROWTH_POLL);
@@ -306,7 +307,7 @@ impl<'a> Storing<'a> {
             batch.push(position, item, true, &[]);
             return true;
         }
-        let Some(extents) = pool.credit().take(item.bytes.div_ceil(pool.frame_bytes())) else {
+        let Some(extents) = pool.granted().take(item.bytes.div_ceil(pool.frame_bytes())) else {
             return false;
         };
         batch.push(position, item, false, &extents);
@@ -358,14 +359,14 @@ impl<'a> Storing<'a> {
         }
         // The copy ends in a store fence, so the commit finds all bytes in place.
         let engine = CopyEngine::detect();
-        let checksums = match self.client.core.config.checksums {
+        let checksums = match self.core.config.checksums {
             true => engine.execute_summed(&plan, self.memory.regions(), pool.memory()),
             false => engine
                 .execute(&plan.unsummed(), self.memory.regions(), pool.memory())
                 .map(|_| Vec::new()),
         };
         if checksums.is_err() {
-            pool.credit().add(batch.extents.iter().copied());
+            pool.granted().add(batch.extents.iter().copied());
         }
         let stored = batch.items.iter_mut().filter(|item| !item.skipped);
         for (item, checksum) in stored.zip(checksums?) {
@@ -374,7 +375,7 @@ impl<'a> Storing<'a> {
         Ok(())
     }
 
-    /// Publishes a batch. The reply brings the space for the `left` bytes that are still to come, or the credit that is held
+    /// Publishes a batch. The reply brings the space for the `left` bytes that are still to come, or the space that is held
     /// between calls: more than that would lie idle.
     fn commit(&mut self, pool: &PoolSide, batch: Batch, left: u64) -> Result<(), ClientError> {
         let last = left == 0;
@@ -389,20 +390,20 @@ impl<'a> Storing<'a> {
             } else {
                 Vec::new()
             },
-            grant_bytes: self.client.core.config.credit_bytes.max(left),
+            grant_bytes: self.core.config.grant_bytes.max(left),
         });
-        let (reply, session) = match self.client.core.call(Some(self.session), &request) {
+        let (reply, session) = match self.core.call(Some(self.session), &request) {
             Ok(answered) => answered,
             Err(ClientError::Refused(error)) if !error.code.refuses_whole_commit() => {
                 // The two sides disagree about this client's space, or some of it may hold objects by now: start anew rather
                 // than write into it again.
                 let reason = format!("the server refused a commit: {error}");
-                self.client.core.degrade(self.session, &reason);
+                self.core.degrade(self.session, &reason);
                 return Err(ClientError::unavailable(reason));
             }
             Err(error) => {
                 if let (ClientError::Refused(_), Request::Commit(commit)) = (&error, request) {
-                    pool.credit().add(commit.extents); // refused as a whole: still ours
+                    pool.granted().add(commit.extents); // refused as a whole: still ours
                 }
                 return Err(error);
             }
@@ -415,7 +416,7 @@ impl<'a> Storing<'a> {
                 pool.gain(reply.granted, if last { When::Later } else { When::Now });
                 Ok(())
             }
-            reply => Err(self.client.core.distrust(&session, &reply)),
+            reply => Err(self.core.distrust(&session, &reply)),
         }
     }
 

@@ -5,13 +5,13 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::ClientError;
-use super::session::{Regions, length};
+use super::regions::{Regions, length};
 use super::stats::Stat;
 use crate::cache::direct::{self, Direct, OtherDomain};
 use crate::cache::index::{IndexLayout, IndexReader};
 use crate::cache::pin_words::PinWords;
 use crate::cache::slabs::SLAB_BYTES;
+use crate::client::ClientError;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::object::{DomainShape, GroupShape, LookupRequest, ObjectId, RetrieveAnswer, RetrieveRequest};
@@ -24,7 +24,7 @@ use crate::wire::RegionKind;
 
 /// Mappings go before the lock does.
 #[derive(Debug)]
-pub(super) struct Attached {
+pub(crate) struct Attached {
     index: Mapping<ReadOnly>,
     layout: IndexLayout,
     epochs: EpochReader<ReadOnly>,
@@ -40,7 +40,7 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    pub(super) fn open(regions: &mut Regions<'_>) -> Result<Self, ClientError> {
+    pub(crate) fn open(regions: &mut Regions<'_>) -> Result<Self, ClientError> {
         let failed = |error: ShmError| ClientError::unavailable(error);
         let (at, fd) = regions.take(RegionKind::Index)?;
         let index = Mapping::<ReadOnly>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?);
@@ -92,21 +92,21 @@ impl Attached {
     }
 
     /// Frames of the pool.
-    pub(super) fn frames(&self) -> u64 {
+    pub(crate) fn frames(&self) -> u64 {
         self.layout.frames().into()
     }
 
     /// The incarnation that owns a frame now; 0 for none.
-    pub(super) fn epoch(&self, frame: u32) -> u64 {
+    pub(crate) fn epoch(&self, frame: u32) -> u64 {
         self.epochs.epoch(frame)
     }
 
-    pub(super) fn boot_unchanged(&self) -> bool {
+    pub(crate) fn boot_unchanged(&self) -> bool {
         self.epochs.boot() == self.boot_seq
     }
 
     /// Counts in a statistics word.
-    pub(super) fn count(&self, stat: Stat, count: u64) {
+    pub(crate) fn count(&self, stat: Stat, count: u64) {
         if let Some(offset) = stat.slab_offset()
             && let Ok(word) = self.slab.atomic_u64(offset)
         {
@@ -118,7 +118,7 @@ impl Attached {
     ///
     /// # Errors
     /// The shape, when there can be no such domain.
-    pub(super) fn learn(&self, seed: ChunkKey, shape: DomainShape) -> Result<(), DomainShape> {
+    pub(crate) fn learn(&self, seed: ChunkKey, shape: DomainShape) -> Result<(), DomainShape> {
         if !is_usable(&shape) {
             return Err(shape);
         }
@@ -127,7 +127,7 @@ impl Attached {
     }
 
     /// Answers a lookup from memory; nothing where the server has to be asked.
-    pub(super) fn look_up(&self, request: &LookupRequest<'_>) -> Option<Direct> {
+    pub(crate) fn look_up(&self, request: &LookupRequest<'_>) -> Option<Direct> {
         let shape = Arc::clone(self.shapes().get(&request.domain_seed)?);
         let reader = IndexReader::new(&self.index, self.layout);
         let is_current = || self.boot_unchanged();
@@ -144,7 +144,7 @@ impl Attached {
     }
 
     /// Pins objects for reading, from memory. Nothing where the server has to be asked.
-    pub(super) fn retrieve(
+    pub(crate) fn retrieve(
         &self,
         domain: u32,
         kept_frames_max: u64,
@@ -161,7 +161,7 @@ impl Attached {
 
     /// Which objects of a domain are there now, by their records; of any domain where its number is not known. A hint: they
     /// may go at any time.
-    pub(super) fn find(&self, domain: Option<u32>, id: &ObjectId) -> Option<u32> {
+    pub(crate) fn find(&self, domain: Option<u32>, id: &ObjectId) -> Option<u32> {
         if !self.boot_unchanged() {
             return None;
         }
@@ -172,12 +172,12 @@ impl Attached {
     }
 
     /// Says that records were of use. The later are the more recent.
-    pub(super) fn touch(&self, records: &[u32]) {
+    pub(crate) fn touch(&self, records: &[u32]) {
         self.pins().touch(records);
     }
 
     /// Takes pins back: all of them or, where one is not held or is named twice, none.
-    pub(super) fn release(&self, pins: &[u64]) -> Result<(), ClientError> {
+    pub(crate) fn release(&self, pins: &[u64]) -> Result<(), ClientError> {
         let mut held = self.pins();
         let mut seen = HashSet::new();
         for &pin in pins {
@@ -191,7 +191,7 @@ impl Attached {
     }
 
     /// How many pins have made room for others since this was last asked.
-    pub(super) fn take_evicted(&self) -> u64 {
+    pub(crate) fn take_evicted(&self) -> u64 {
         match self.evicted.load(Ordering::Relaxed) {
             0 => 0,
             _ => self.evicted.swap(0, Ordering::Relaxed),
@@ -205,9 +205,9 @@ impl Attached {
         }
     }
 
-    /// Takes all pins of a session back.
-    pub(super) fn end_session(&self, session: u64) {
-        self.pins().end_session(session);
+    /// Takes all pins of a label back.
+    pub(crate) fn release_label(&self, label: u64) {
+        self.pins().end_session(label);
     }
 
     fn shapes(&self) -> MutexGuard<'_, HashMap<ChunkKey, Arc<DomainShape>>> {

@@ -1,12 +1,15 @@
 //! Loading: pinned extents straight into KV pages, then the final check of the read protocol.
 
-use super::extents::ExtentCursor;
-use super::layout::{Holding, KvMemory, ObjectGroupPages};
-use super::session::{PoolSide, Session};
-use super::stats::Stat;
-use super::store::part_of;
-use super::wanted::Registered;
-use super::{Client, ClientError};
+use std::sync::Arc;
+
+use super::request::part_of;
+use crate::client::ClientError;
+use crate::client::extents::ExtentCursor;
+use crate::client::link::core::Core;
+use crate::client::link::session::{PoolSide, Session};
+use crate::client::link::stats::Stat;
+use crate::client::link::wanted::Registered;
+use crate::client::memory::{Holding, KvMemory, ObjectGroupPages};
 use crate::copy::{CopyEngine, SummedPlan};
 use crate::keys::ChunkKey;
 use crate::object::{ObjectId, PartLocation, RetrieveAnswer};
@@ -24,33 +27,29 @@ pub struct LoadRequest {
     pub blocks: Vec<Vec<i64>>,
 }
 
-impl Client {
-    /// Pins the objects under `session`, copies one part of each into KV memory, checks that the bytes were the object's
-    /// to the end, and releases. Per item: whether all of it was. After a false the item's blocks hold anything.
-    ///
-    /// # Errors
-    /// For a mistake in any item, and then nothing was copied. A missing server or object is a false.
-    pub fn load(
-        &self,
-        session_label: u64,
+impl Core {
+    /// See [`crate::client::Client::load`].
+    pub(crate) fn load(
+        self: &Arc<Self>,
+        label: u64,
         part: u16,
         requests: &[LoadRequest],
     ) -> Result<Vec<bool>, ClientError> {
-        self.core.check_process()?;
-        let loaded = self.try_load(session_label, part, requests);
+        self.check_process()?;
+        let loaded = self.try_load(label, part, requests);
         if loaded.is_err() {
-            self.core.count(Stat::FailedLoads, requests.len() as u64);
+            self.count(Stat::FailedLoads, requests.len() as u64);
         }
         loaded
     }
 
     fn try_load(
-        &self,
-        session_label: u64,
+        self: &Arc<Self>,
+        label: u64,
         part: u16,
         requests: &[LoadRequest],
     ) -> Result<Vec<bool>, ClientError> {
-        let memory = self.core.memory()?;
+        let memory = self.memory()?;
         let registered = self.registered_or_wanted()?;
         if requests.len() > MAX_ITEMS {
             return Err(ClientError::TooManyItems {
@@ -73,7 +72,7 @@ impl Client {
             }
             holdings.push((holding, bytes.unwrap_or(0)));
         }
-        let loaded = self.load_checked(session_label, part, requests, &holdings, &memory, &registered);
+        let loaded = self.load_checked(label, part, requests, &holdings, &memory, &registered);
         let loaded = match loaded {
             Err(ClientError::Unavailable { .. }) => vec![false; requests.len()],
             loaded => loaded?,
@@ -91,15 +90,15 @@ impl Client {
             (Stat::FailedLoads, failed),
         ] {
             if count > 0 {
-                self.core.count(stat, count);
+                self.count(stat, count);
             }
         }
         Ok(loaded)
     }
 
     fn load_checked(
-        &self,
-        session_label: u64,
+        self: &Arc<Self>,
+        label: u64,
         part: u16,
         requests: &[LoadRequest],
         holdings: &[(Holding, u64)],
@@ -110,14 +109,14 @@ impl Client {
             return Ok(Vec::new());
         }
         let ids = requests.iter().map(|request| request.id).collect();
-        let (found, session) = self.core.retrieve(registered, session_label, part, ids)?;
-        let sums = self.core.config.checksums;
+        let (found, session) = self.retrieve(registered, label, part, ids)?;
+        let sums = self.config.checksums;
         let copied = scatter(&session, &found, requests, holdings, memory, sums);
         let loaded = copied.map(|copied| self.verify(&session, &found, &copied));
         // Whatever became of the copy, the pin goes back.
         let loaded_now = loaded.as_deref().unwrap_or_default();
         let damage = discard(registered.seed, requests, &found, loaded_now);
-        self.core.let_go(&session, found.pin, damage.as_ref());
+        self.let_go(&session, found.pin, damage.as_ref());
         let loaded = loaded?;
         Ok(loaded.iter().map(|item| *item == Loaded::Whole).collect())
     }
@@ -149,7 +148,7 @@ impl Client {
         ] {
             let count = loaded.iter().filter(|item| **item == kind).count() as u64;
             if count > 0 {
-                self.core.count(stat, count);
+                self.count(stat, count);
             }
         }
         loaded

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use super::ClientError;
-use super::calls::OWN;
-use super::session::Session;
-use super::state::Core;
-use super::stats::Stat;
-use super::wanted::Registered;
+use crate::client::ClientError;
+use crate::client::link::core::Core;
+use crate::client::link::session::Session;
+use crate::client::link::stats::Stat;
+use crate::client::link::wanted::Registered;
+use crate::client::lookup::lookup::OWN;
 use crate::object::{ObjectId, RetrieveAnswer, RetrieveRequest};
 use crate::wire::{Reply, Request};
 
 impl Core {
     /// Pins objects under a label and says where one part of each lies. What is not there has incarnation 0.
-    pub(super) fn retrieve(
+    pub(crate) fn retrieve(
         self: &Arc<Self>,
         registered: &Registered,
         label: u64,
@@ -60,7 +60,7 @@ impl Core {
 
     /// Takes back what a retrieve pinned, which nobody needs to wait for, and says what was damaged. Returns when the server
     /// knows: until then lookups find it, and what an engine computes instead would count as there.
-    pub(super) fn let_go(self: &Arc<Self>, session: &Arc<Session>, pin: u64, damage: Option<&Request>) {
+    pub(crate) fn let_go(self: &Arc<Self>, session: &Arc<Session>, pin: u64, damage: Option<&Request>) {
         let own = pin & OWN != 0;
         if own && let Some(attached) = session.attached() {
             // The end of its session may have taken it already.

@@ -7,7 +7,7 @@ use crate::sync::shared::{AtomicU64, Ordering};
 
 /// A counter and its place among the statistics words, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stat {
+pub(crate) enum Stat {
     Loads = 0,
     LoadedBytes = 1,
     FailedLoads = 2,
@@ -40,7 +40,7 @@ pub(super) enum Stat {
 const STATS: usize = 27;
 
 /// The counters of a [`ReuseCounters`], in its order.
-pub(super) const REUSE: [Stat; REUSE_WORDS] = [
+pub(crate) const REUSE: [Stat; REUSE_WORDS] = [
     Stat::ReuseRequests,
     Stat::ReuseAsked,
     Stat::ReuseHeld,
@@ -53,7 +53,7 @@ pub(super) const REUSE: [Stat; REUSE_WORDS] = [
 
 impl Stat {
     /// Where the counter is in the slab.
-    pub(super) fn slab_offset(self) -> Option<usize> {
+    pub(crate) fn slab_offset(self) -> Option<usize> {
         let index = self as usize;
         (index < REPORTED.len()).then(|| SLAB_STATS + 8 * index)
     }
@@ -87,26 +87,26 @@ const REPORTED: [Stat; STAT_WORDS] = [
 
 /// The counters of a client, over all its connections.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     totals: [AtomicU64; STATS],
     /// What was counted while there was no server to show it to.
     unreported: [AtomicU64; REPORTED.len()],
 }
 
 impl Counters {
-    pub(super) fn add(&self, stat: Stat, count: u64) {
+    pub(crate) fn add(&self, stat: Stat, count: u64) {
         self.totals[stat as usize].fetch_add(count, Ordering::Relaxed);
     }
 
     /// Keeps a count for the next server.
-    pub(super) fn hold_back(&self, stat: Stat, count: u64) {
+    pub(crate) fn hold_back(&self, stat: Stat, count: u64) {
         if let Some(held) = self.unreported.get(stat as usize) {
             held.fetch_add(count, Ordering::Relaxed);
         }
     }
 
     /// What was held back; each count once.
-    pub(super) fn take_held_back(&self) -> [(Stat, u64); REPORTED.len()] {
+    pub(crate) fn take_held_back(&self) -> [(Stat, u64); REPORTED.len()] {
         REPORTED.map(|stat| (stat, self.unreported[stat as usize].swap(0, Ordering::Relaxed)))
     }
 
@@ -115,14 +115,14 @@ impl Counters {
     }
 
     /// A counter as it is now.
-    pub(super) fn total(&self, stat: Stat) -> u64 {
+    pub(crate) fn total(&self, stat: Stat) -> u64 {
         self.value(stat)
     }
 
-    pub(super) fn snapshot(
+    pub(crate) fn snapshot(
         &self,
         degraded_now_ms: u64,
-        credit_bytes: u64,
+        granted_bytes: u64,
         populated: &Populated,
     ) -> ClientStats {
         ClientStats {
@@ -141,7 +141,7 @@ impl Counters {
             reconnects: self.value(Stat::Reconnects),
             degraded_ms: self.value(Stat::DegradedMs) + degraded_now_ms,
             evicted_pins: self.value(Stat::EvictedPins),
-            credit_bytes,
+            granted_bytes,
             populated_bytes: populated.bytes.load(Ordering::Relaxed),
             unpopulated_bytes: populated.left_bytes.load(Ordering::Relaxed),
             new_bytes: self.value(Stat::NewBytes),
@@ -183,7 +183,7 @@ pub struct ClientStats {
     /// Pins that made room for others when the slab's pin words ran out.
     pub evicted_pins: u64,
     /// Pool space held for stores now.
-    pub credit_bytes: u64,
+    pub granted_bytes: u64,
     /// Granted pool space whose pages were entered into this process's page tables before a store.
     pub populated_bytes: u64,
     /// Granted pool space for which that was not done: stores take a fault for each of its pages.

@@ -4,15 +4,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, LATE};
-use super::layout::KvMemory;
-use super::link::LinkGuard;
 use super::populate::Populated;
 use super::session::Session;
 use super::stats::{Counters, REUSE, Stat};
 use super::wake::Wake;
 use super::wanted::{Registered, Wanted};
-use super::{ClientConfig, ClientError};
 use crate::cache::ReuseCounters;
+use crate::client::memory::KvMemory;
+use crate::client::{ClientConfig, ClientError};
 use crate::shm::atfork::process_generation;
 use crate::sync::shared::{AtomicBool, AtomicU64, Ordering};
 
@@ -51,27 +50,27 @@ enum Reads {
 
 /// Shared by the client, its threads and its guards.
 #[derive(Debug)]
-pub(super) struct Core {
-    pub(super) config: ClientConfig,
-    pub(super) counters: Counters,
+pub(crate) struct Core {
+    pub(crate) config: ClientConfig,
+    pub(crate) counters: Counters,
     /// Of all connections.
-    pub(super) populated: Arc<Populated>,
+    pub(crate) populated: Arc<Populated>,
     /// The process that made this client, counted in forks.
     process: u64,
     state: Mutex<State>,
     /// The link became idle, came up or went down, or an attempt ended.
     changed: Condvar,
     /// Wakes the recovery thread.
-    pub(super) wake: Wake,
+    pub(crate) wake: Wake,
     /// Whether there is a recovery thread.
-    pub(super) recovers: AtomicBool,
+    pub(crate) recovers: AtomicBool,
     memory: RwLock<Option<Arc<KvMemory>>>,
     /// The generation of the healthy session; 0 while there is none.
     healthy: AtomicU64,
 }
 
 impl Core {
-    pub(super) fn new(config: ClientConfig) -> Self {
+    pub(crate) fn new(config: ClientConfig) -> Self {
         Self {
             config,
             counters: Counters::default(),
@@ -102,7 +101,7 @@ impl Core {
     }
 
     /// Refuses to work in a forked child, where the mappings and threads of this client do not exist.
-    pub(super) fn check_process(&self) -> Result<(), ClientError> {
+    pub(crate) fn check_process(&self) -> Result<(), ClientError> {
         if self.is_forked_copy() {
             let reason = "this client was made before a fork; make a new one in the child";
             return Err(ClientError::unavailable(reason));
@@ -110,29 +109,29 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn is_forked_copy(&self) -> bool {
+    pub(crate) fn is_forked_copy(&self) -> bool {
         process_generation() != self.process
     }
 
-    pub(super) fn deadline(&self) -> Instant {
+    pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.config.deadline
     }
 
-    pub(super) fn is_healthy(&self) -> bool {
+    pub(crate) fn is_healthy(&self) -> bool {
         self.healthy.load(Ordering::Acquire) != 0 && !self.is_forked_copy()
     }
 
     /// Whether what needs no message works: lookups and loads.
-    pub(super) fn is_readable(&self) -> bool {
+    pub(crate) fn is_readable(&self) -> bool {
         self.is_healthy()
             || !self.is_forked_copy() && self.session().is_some_and(|session| session.is_current())
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.state().closed
     }
 
-    pub(super) fn state_text(&self) -> String {
+    pub(crate) fn state_text(&self) -> String {
         let state = self.state();
         match (&state.link, state.closed) {
             _ if self.is_forked_copy() => "made before a fork: of no use in this process".into(),
@@ -155,53 +154,53 @@ impl Core {
         }
     }
 
-    pub(super) fn wanted(&self) -> Wanted {
+    pub(crate) fn wanted(&self) -> Wanted {
         self.state().wanted.clone()
     }
 
-    pub(super) fn chunk_size(&self) -> Option<u64> {
+    pub(crate) fn chunk_size(&self) -> Option<u64> {
         self.state().wanted.chunk_size
     }
 
-    pub(super) fn registered(&self) -> Option<Arc<Registered>> {
+    pub(crate) fn registered(&self) -> Option<Arc<Registered>> {
         self.state().wanted.registered.clone()
     }
 
     /// The session to read from: that of the link, or of a server that was late.
-    pub(super) fn session(&self) -> Option<Arc<Session>> {
+    pub(crate) fn session(&self) -> Option<Arc<Session>> {
         self.state().session.clone()
     }
 
     /// The session that calls go to now.
-    pub(super) fn linked_session(&self) -> Option<Arc<Session>> {
+    pub(crate) fn linked_session(&self) -> Option<Arc<Session>> {
         let state = self.state();
         let linked = !matches!(state.link, Link::Down);
         state.session.clone().filter(|_| linked)
     }
 
-    pub(super) fn memory(&self) -> Result<Arc<KvMemory>, ClientError> {
+    pub(crate) fn memory(&self) -> Result<Arc<KvMemory>, ClientError> {
         let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
         memory.clone().ok_or(ClientError::NoMemory)
     }
 
-    pub(super) fn set_memory(&self, memory: KvMemory) {
+    pub(crate) fn set_memory(&self, memory: KvMemory) {
         *self.memory.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(memory));
     }
 
     /// Changes what is remembered.
-    pub(super) fn remember(&self, change: impl FnOnce(&mut Wanted)) {
+    pub(crate) fn remember(&self, change: impl FnOnce(&mut Wanted)) {
         let mut state = self.state();
         change(&mut state.wanted);
         state.wanted.version += 1;
     }
 
     /// How long the present outage has lasted.
-    pub(super) fn degraded_now(&self) -> Duration {
+    pub(crate) fn degraded_now(&self) -> Duration {
         let state = self.state();
         state.down_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    pub(super) fn count(&self, stat: Stat, count: u64) {
+    pub(crate) fn count(&self, stat: Stat, count: u64) {
         self.counters.add(stat, count);
         match &self.state().session {
             Some(session) => session.count(stat, count),
@@ -210,7 +209,7 @@ impl Core {
     }
 
     /// Adds what requests reused.
-    pub(super) fn count_reuse(&self, tokens: ReuseCounters) {
+    pub(crate) fn count_reuse(&self, tokens: ReuseCounters) {
         let state = self.state();
         for (stat, count) in REUSE.into_iter().zip(tokens.to_words()) {
             if count == 0 {
@@ -226,11 +225,11 @@ impl Core {
 
     /// Takes the link for one or more exchanges, waiting for others' until the deadline. With `session`, only if that is
     /// still the one: what its frames and pins mean, no other server knows.
-    pub(super) fn acquire(
-        self: &Arc<Self>,
+    pub(crate) fn take_link(
+        &self,
         session: Option<&Arc<Session>>,
         deadline: Instant,
-    ) -> Result<LinkGuard, ClientError> {
+    ) -> Result<(Box<Connection>, Arc<Session>), ClientError> {
         self.check_process()?;
         let mut state = self.state();
         loop {
@@ -261,11 +260,11 @@ impl Core {
         let Link::Idle(connection) = std::mem::replace(&mut state.link, Link::Busy) else {
             return Err(ClientError::unavailable(&state.reason));
         };
-        Ok(LinkGuard::new(Arc::clone(self), connection, current))
+        Ok((connection, current))
     }
 
     /// Drops the connection of `session`, if that is still the one, and wakes the recovery thread.
-    pub(super) fn degrade(&self, session: &Session, reason: &str) {
+    pub(crate) fn degrade(&self, session: &Session, reason: &str) {
         let mut state = self.state();
         let current = state.session.as_ref().map(|session| session.generation);
         if current == Some(session.generation) {
@@ -275,7 +274,7 @@ impl Core {
 
     /// The same for a server that has not answered in time: its connection is of no more use, but what it shares still
     /// is. The slab stays this client's as long as the lock byte is held, and nobody gives the lock up here.
-    pub(super) fn degrade_late(&self, session: &Session) {
+    pub(crate) fn degrade_late(&self, session: &Session) {
         let mut state = self.state();
         let current = state.session.as_ref().map(|session| session.generation);
         if current == Some(session.generation) && !matches!(state.link, Link::Down) {
@@ -284,7 +283,7 @@ impl Core {
     }
 
     /// Ends reading from a server that was late. Whether there was one.
-    pub(super) fn end_reads(&self) -> bool {
+    pub(crate) fn end_reads(&self) -> bool {
         let mut state = self.state();
         let late = matches!(state.link, Link::Down) && state.session.is_some();
         if late {
@@ -310,7 +309,7 @@ impl Core {
     }
 
     /// Asks for a recovery attempt now and waits for one that began after the asking. What it ended with.
-    pub(super) fn attempt_now(&self, deadline: Instant) -> Result<(), ClientError> {
+    pub(crate) fn attempt_now(&self, deadline: Instant) -> Result<(), ClientError> {
         let mut state = self.state();
         let asked = state.attempts_begun;
         self.wake.wake();
@@ -332,7 +331,7 @@ impl Core {
     }
 
     /// Waits until the first attempt has ended, however it did.
-    pub(super) fn first_attempt(&self, deadline: Instant) {
+    pub(crate) fn first_attempt(&self, deadline: Instant) {
         let mut state = self.state();
         while state.attempts_ended == 0 {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -345,14 +344,14 @@ impl Core {
     }
 
     /// The number of the connection that an attempt is about to make.
-    pub(super) fn begin_attempt(&self) -> u64 {
+    pub(crate) fn begin_attempt(&self) -> u64 {
         let mut state = self.state();
         state.attempts_begun += 1;
         state.connections + 1
     }
 
     /// Puts a recovered connection into use, or gives it back if the engine asked for something else meanwhile.
-    pub(super) fn install(
+    pub(crate) fn install(
         &self,
         connection: Box<Connection>,
         session: Session,
@@ -392,7 +391,7 @@ impl Core {
     }
 
     /// Notes that an attempt failed.
-    pub(super) fn attempt_failed(&self, error: ClientError) {
+    pub(crate) fn attempt_failed(&self, error: ClientError) {
         let mut state = self.state();
         state.reason = match &error {
             ClientError::Unavailable { reason } => reason.clone(),
@@ -403,14 +402,14 @@ impl Core {
         self.changed.notify_all();
     }
 
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         self.take_down(&mut state, "the client was closed", Reads::End);
     }
 
     /// Takes the connection of a link back that is still the one.
-    pub(super) fn give_back_link(&self, connection: Box<Connection>, session: &Session) {
+    pub(crate) fn give_back_link(&self, connection: Box<Connection>, session: &Session) {
         let mut state = self.state();
         let current = state.session.as_ref().map(|session| session.generation);
         if current == Some(session.generation) && matches!(state.link, Link::Busy) {

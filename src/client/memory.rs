@@ -8,7 +8,7 @@ use super::extents::ExtentCursor;
 use crate::copy::{HostMemory, Span, SummedPlan};
 
 /// The block that engines use as filler: never read, never written.
-pub(super) const NULL_BLOCK: i64 = 0;
+pub(crate) const NULL_BLOCK: i64 = 0;
 
 /// One layer's pages: that of block `b` is `page_bytes` bytes at `offset + b * block_stride` of its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct ObjectGroupPages {
 
 /// How many blocks of a group's list an object of some tokens has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holding {
+pub(crate) enum Holding {
     /// As many as the tokens fill.
     Tokens(u64),
     /// One: a recurrent state.
@@ -59,7 +59,7 @@ pub(super) enum Holding {
 
 impl ObjectGroupPages {
     /// Blocks of KV cache group `kv_group` in an object; nothing if they would not be whole.
-    pub(super) fn blocks(&self, kv_group: usize, holding: Holding) -> Option<u64> {
+    pub(crate) fn blocks(&self, kv_group: usize, holding: Holding) -> Option<u64> {
         match holding {
             Holding::State => Some(1),
             Holding::Tokens(tokens) => {
@@ -73,7 +73,7 @@ impl ObjectGroupPages {
     ///
     /// That is the end of the longest hole of all KV cache groups, so the block that reaches beyond it is held, whatever its
     /// own group's holes are.
-    pub(super) fn avoids_holes(&self, lists: &[Vec<i64>], held_from: u64) -> bool {
+    pub(crate) fn avoids_holes(&self, lists: &[Vec<i64>], held_from: u64) -> bool {
         self.kv_groups.iter().zip(lists).all(|(kv_group, list)| {
             let first = list.iter().position(|block| *block != NULL_BLOCK);
             first.is_none_or(|at| (at as u64 + 1).saturating_mul(kv_group.tokens_per_block) > held_from)
@@ -81,7 +81,7 @@ impl ObjectGroupPages {
     }
 
     /// The first token from which on no block is null.
-    pub(super) fn held_from(&self, lists: &[Vec<i64>]) -> u64 {
+    pub(crate) fn held_from(&self, lists: &[Vec<i64>]) -> u64 {
         let ends = self.kv_groups.iter().zip(lists).map(|(kv_group, list)| {
             let holes = list.iter().rposition(|block| *block == NULL_BLOCK);
             holes.map_or(0, |last| {
@@ -92,7 +92,7 @@ impl ObjectGroupPages {
     }
 
     /// Bytes of one part; nothing if the tokens are not whole blocks or the number is absurd.
-    pub(super) fn part_bytes(&self, holding: Holding) -> Option<u64> {
+    pub(crate) fn part_bytes(&self, holding: Holding) -> Option<u64> {
         let mut total = 0_u64;
         for (index, kv_group) in self.kv_groups.iter().enumerate() {
             let blocks = self.blocks(index, holding)?;
@@ -167,11 +167,11 @@ impl KvMemory {
     }
 
     /// All regions, the one of zeroes last.
-    pub(super) fn regions(&self) -> &[HostMemory] {
+    pub(crate) fn regions(&self) -> &[HostMemory] {
         &self.regions
     }
 
-    pub(super) fn group(&self, group: u16) -> Result<&ObjectGroupPages, ClientError> {
+    pub(crate) fn group(&self, group: u16) -> Result<&ObjectGroupPages, ClientError> {
         let found = self.groups.iter().find(|object| object.group == group);
         found.ok_or(ClientError::UnknownGroup {
             group,
@@ -180,7 +180,7 @@ impl KvMemory {
     }
 
     /// Refuses ids outside the block-id space and, unless `fronts` are allowed, lists that are not whole.
-    pub(super) fn check_blocks(
+    pub(crate) fn check_blocks(
         &self,
         item: usize,
         object: &ObjectGroupPages,
@@ -222,7 +222,7 @@ impl KvMemory {
 
     /// Appends the pieces that bring a part's bytes from KV memory into the extents under `cursor`. Null blocks become
     /// zeroes. The lists have passed [`Self::check_blocks`].
-    pub(super) fn gather(
+    pub(crate) fn gather(
         &self,
         plan: &mut SummedPlan,
         object: &ObjectGroupPages,
@@ -248,7 +248,7 @@ impl KvMemory {
 
     /// Appends the pieces that bring a part's bytes from the extents under `cursor` into KV memory. Null blocks and blocks
     /// beyond a list's end are left alone: their bytes are read for the sum only. `holding` is what the part holds; the lists have passed [`Self::check_blocks`].
-    pub(super) fn scatter(
+    pub(crate) fn scatter(
         &self,
         plan: &mut SummedPlan,
         object: &ObjectGroupPages,
@@ -344,5 +344,5 @@ fn check_layer(layer: &LayerPages, regions: &[HostMemory], blocks: u64) -> Resul
 }
 
 #[cfg(test)]
-#[path = "layout_tests.rs"]
+#[path = "memory_tests.rs"]
 mod tests;

@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Wakes the recovery thread. It has a descriptor as soon as there is one to be had: a process that has none left cannot
 /// connect either, and then there is no connection to sleep on at the same time.
 #[derive(Debug, Default)]
-pub(super) struct Wake {
+pub(crate) struct Wake {
     event: OnceLock<EventFd>,
     woken: Mutex<bool>,
     changed: Condvar,
@@ -28,7 +28,7 @@ impl Wake {
         self.woken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         // Under the lock, as whoever takes it back does: neither is ever left over alone.
         let mut woken = self.woken();
         *woken = true;
@@ -40,7 +40,7 @@ impl Wake {
     }
 
     /// Sleeps until somebody wakes it, one of the streams hangs up, or the time is over. Whether a stream has hung up.
-    pub(super) fn sleep(&self, streams: &[BorrowedFd<'_>], time: Duration) -> bool {
+    pub(crate) fn sleep(&self, streams: &[BorrowedFd<'_>], time: Duration) -> bool {
         let event = self.event();
         // After the descriptor was made: whoever wakes from here on writes to it.
         if self.take(event) {
@@ -73,7 +73,7 @@ impl Wake {
     }
 
     /// Sleeps as [`Wake::sleep`] does, and no longer than until the name leads to another socket. Whether it does.
-    pub(super) fn sleep_beside(
+    pub(crate) fn sleep_beside(
         &self,
         streams: &[BorrowedFd<'_>],
         time: Duration,
@@ -108,7 +108,7 @@ impl Wake {
     }
 
     /// Whether one of the streams has hung up.
-    pub(super) fn hung_up(&self, streams: &[BorrowedFd<'_>]) -> bool {
+    pub(crate) fn hung_up(&self, streams: &[BorrowedFd<'_>]) -> bool {
         let mut fds: Vec<PollFd<'_>> = watched(streams).collect();
         let _ = poll(&mut fds, poll_timeout(Duration::ZERO));
         fds.iter().any(is_gone)
@@ -129,7 +129,7 @@ fn is_gone(fd: &PollFd<'_>) -> bool {
 
 /// What tells one socket at a path from the next. Inode numbers are given out again, so the time counts too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SocketFile {
+pub(crate) struct SocketFile {
     device: u64,
     inode: u64,
     changed: (i64, i64),
@@ -137,7 +137,7 @@ pub(super) struct SocketFile {
 
 impl SocketFile {
     /// The socket that a path leads to now; nothing where there is none.
-    pub(super) fn at(path: &Path) -> Option<Self> {
+    pub(crate) fn at(path: &Path) -> Option<Self> {
         let found = std::fs::metadata(path).ok()?;
         Some(Self {
             device: found.dev(),

@@ -10,14 +10,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::ClientError;
-use super::calls::ahead;
 use super::connection::Connection;
+use super::core::Core;
+use super::exchange::ahead;
 use super::populate::When;
 use super::session::{Session, unexpected};
-use super::state::Core;
 use super::wake::SocketFile;
 use super::wanted::{Registered, Wanted, domain_seed};
+use crate::client::ClientError;
 use crate::object::ClientKind;
 use crate::sync::shared::Ordering;
 use crate::wire::{Reply, Request};
@@ -44,7 +44,7 @@ impl From<ClientError> for Failed {
 }
 
 /// Runs until the client is closed.
-pub(super) fn run(core: &Arc<Core>) {
+pub(crate) fn run(core: &Arc<Core>) {
     let mut retry = FIRST_RETRY;
     let mut let_go: Option<Instant> = None;
     while !core.is_closed() {
@@ -139,8 +139,8 @@ fn attempt(core: &Core) -> Result<(), Failed> {
             return Err(Failed { error, refused });
         }
         let stores = wanted.registered.as_ref().is_some_and(|own| own.request.stores);
-        if stores && core.config.kind == ClientKind::Worker && session.credit_bytes() == 0 {
-            take_credit(core, &mut connection, &session, core.config.credit_bytes)?;
+        if stores && core.config.kind == ClientKind::Worker && session.granted_bytes() == 0 {
+            take_grant(core, &mut connection, &session, core.config.grant_bytes)?;
         }
         match core.install(connection, session, &wanted) {
             None => return Ok(()),
@@ -184,7 +184,7 @@ fn register(core: &Core, connection: &mut Connection, wanted: &mut Wanted) -> Re
 }
 
 /// What a registration's reply confirms, after checking that both sides derive the same keys.
-pub(super) fn confirm(
+pub(crate) fn confirm(
     request: crate::wire::RegisterKvCache,
     reply: &Reply,
 ) -> Result<Registered, ClientError> {
@@ -204,7 +204,7 @@ pub(super) fn confirm(
 }
 
 /// Space for the first store. None to be had now is no reason to do without lookups.
-fn take_credit(
+fn take_grant(
     core: &Core,
     connection: &mut Connection,
     session: &Session,
@@ -226,7 +226,7 @@ fn take_credit(
 }
 
 /// Starts the thread, unless there is one. A process that may have no more threads has none, and is asked again later.
-pub(super) fn ensure(core: &Arc<Core>) -> Result<(), ClientError> {
+pub(crate) fn ensure(core: &Arc<Core>) -> Result<(), ClientError> {
     if core.recovers.load(Ordering::Acquire) || core.recovers.swap(true, Ordering::AcqRel) {
         return Ok(());
     }

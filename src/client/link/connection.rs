@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, UnixAddr, connect, shutdown, socket};
 
-use super::ClientError;
+use crate::client::ClientError;
 use crate::shm::atfork::{ForkClosedFd, forks_so_far};
 use crate::shm::fdpass::{recv_with_fds, send_with_fds};
 use crate::shm::socket_path;
@@ -21,7 +21,7 @@ use crate::wire::{
 
 /// How an exchange failed.
 #[derive(Debug)]
-pub(super) enum CallError {
+pub(crate) enum CallError {
     /// The server refused; the connection is as good as before.
     Refused(WireError),
     /// No answer by the deadline. The connection is of no more use, but nothing says that the server is gone.
@@ -31,7 +31,7 @@ pub(super) enum CallError {
 }
 
 /// Why a call failed that was not answered by its deadline.
-pub(super) const LATE: &str = "the server did not answer in time";
+pub(crate) const LATE: &str = "the server did not answer in time";
 
 impl From<CallError> for ClientError {
     fn from(error: CallError) -> Self {
@@ -50,17 +50,17 @@ fn broken(what: &str, error: impl std::fmt::Display) -> CallError {
 /// The socket of a connection. A forked child has no copy of it: the server would see neither the end of this process
 /// nor of its calls while the child lives.
 #[derive(Debug)]
-pub(super) struct Stream(ForkClosedFd);
+pub(crate) struct Stream(ForkClosedFd);
 
 impl Stream {
     /// The descriptor.
-    pub(super) fn fd(&self) -> Result<BorrowedFd<'_>, CallError> {
+    pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>, CallError> {
         let forked = || CallError::Broken("this connection was made before a fork".into());
         self.0.fd().ok_or_else(forked)
     }
 
     /// Ends the connection for everybody who has the descriptor.
-    pub(super) fn hang_up(&self) {
+    pub(crate) fn hang_up(&self) {
         if let Some(fd) = self.0.fd() {
             // Fails for one that has ended.
             let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
@@ -69,7 +69,7 @@ impl Stream {
 }
 
 /// One connection.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: Arc<Stream>,
     path: PathBuf,
     /// Kept until the first answer has shown that a Kvasir server is at the other end.
@@ -93,7 +93,7 @@ const MAX_UNAWAITED: usize = 64;
 
 impl Connection {
     /// Connects without waiting: a Unix socket either takes a connection at once or its queue is full.
-    pub(super) fn connect(path: &Path) -> Result<Self, CallError> {
+    pub(crate) fn connect(path: &Path) -> Result<Self, CallError> {
         let what = format!("cannot connect to {}", path.display());
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let forks = forks_so_far().map_err(|e| broken(&what, e))?;
@@ -122,12 +122,12 @@ impl Connection {
     }
 
     /// The socket, for noticing a hang-up while no call is made.
-    pub(super) fn stream(&self) -> &Arc<Stream> {
+    pub(crate) fn stream(&self) -> &Arc<Stream> {
         &self.stream
     }
 
     /// One exchange: sends a request and waits for its reply until the deadline.
-    pub(super) fn call(&mut self, request: &Request, deadline: Instant) -> Result<Reply, CallError> {
+    pub(crate) fn call(&mut self, request: &Request, deadline: Instant) -> Result<Reply, CallError> {
         let id = self.next_id;
         self.next_id += 1;
         if let Err(error) = self.send(id, request, deadline) {
@@ -157,7 +157,7 @@ impl Connection {
     }
 
     /// Sends a request whose answer does not matter. It is read, and thrown away, by a later exchange.
-    pub(super) fn post(&mut self, request: &Request, deadline: Instant) -> Result<(), CallError> {
+    pub(crate) fn post(&mut self, request: &Request, deadline: Instant) -> Result<(), CallError> {
         if self.unawaited.len() == MAX_UNAWAITED
             && let Some(oldest) = self.unawaited.pop_front()
         {
@@ -198,7 +198,7 @@ impl Connection {
     }
 
     /// The descriptors that came with the replies so far; none may come later.
-    pub(super) fn take_descriptors(&mut self) -> VecDeque<OwnedFd> {
+    pub(crate) fn take_descriptors(&mut self) -> VecDeque<OwnedFd> {
         self.descriptors_expected = 0;
         std::mem::take(&mut self.descriptors)
     }
@@ -313,7 +313,7 @@ fn wait(stream: &Stream, flags: PollFlags, deadline: Instant) -> Result<(), Call
 }
 
 /// A duration as poll takes it, rounded up so that nobody spins through the last millisecond.
-pub(super) fn poll_timeout(left: Duration) -> PollTimeout {
+pub(crate) fn poll_timeout(left: Duration) -> PollTimeout {
     let ms = left.as_nanos().div_ceil(1_000_000);
     PollTimeout::try_from(i32::try_from(ms).unwrap_or(i32::MAX)).unwrap_or(PollTimeout::MAX)
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::session::Session;
-use super::{ClientConfig, ClientError, Maps};
+use crate::client::link::session::Session;
+use crate::client::{ClientConfig, ClientError, Maps};
 
 /// What is done to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::calls::LookupAnswer;
-use super::handle::check_wait;
-use super::state::Core;
-use super::{Client, ClientError};
+use super::lookup::LookupAnswer;
+use crate::client::ClientError;
+use crate::client::config::check_wait;
+use crate::client::link::core::Core;
 use crate::object::{Lookup, LookupRequest};
 
 /// Names a lookup that was started.
@@ -42,7 +42,7 @@ impl State {
 
 /// The open tickets of a client.
 #[derive(Debug, Default)]
-pub(super) struct Tickets {
+pub(crate) struct Tickets {
     state: Mutex<State>,
     /// A lookup was queued or answered.
     changed: Condvar,
@@ -53,7 +53,7 @@ impl Tickets {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         state.queue.clear();
@@ -61,16 +61,15 @@ impl Tickets {
     }
 }
 
-impl Client {
-    /// Starts a lookup, and never waits for the server. Tails are computed only as far as the answer needs them. From the
-    /// mapped index the answer is there when this returns.
-    ///
-    /// # Errors
-    /// [`ClientError::TooManyItems`] with too many tickets open.
-    pub fn lookup_start(&self, request: &LookupRequest<'_>) -> Result<Ticket, ClientError> {
-        self.core.check_process()?;
-        let tickets = &self.tickets;
-        let mut state = tickets.state();
+/// What [`crate::client::Client`] does with its tickets.
+impl Tickets {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        request: &LookupRequest<'_>,
+    ) -> Result<Ticket, ClientError> {
+        core.check_process()?;
+        let mut state = self.state();
         if state.open.len() >= MAX_TICKETS {
             return Err(ClientError::TooManyItems {
                 given: state.open.len() + 1,
@@ -78,12 +77,12 @@ impl Client {
             });
         }
         if !state.closed
-            && let Some(answer) = self.core.lookup_local(request)
+            && let Some(answer) = core.lookup_local(request)
         {
             return Ok(state.answered(answer));
         }
         if !state.helper && !state.closed {
-            let (core, tickets) = (Arc::clone(&self.core), Arc::clone(tickets));
+            let (core, tickets) = (Arc::clone(core), Arc::clone(self));
             let helper = std::thread::Builder::new().name("kvasir-lookup".into());
             // Without one there is nobody to ask the server, which is as good as having none; the next ticket tries again.
             state.helper = helper.spawn(move || answer_all(&core, &tickets)).is_ok();
@@ -95,21 +94,20 @@ impl Client {
         let ticket = state.last;
         state.open.insert(ticket, None);
         state.queue.push_back((ticket, Lookup::from(request)));
-        tickets.changed.notify_all();
+        self.changed.notify_all();
         Ok(Ticket(ticket))
     }
 
-    /// The answer to a started lookup, waiting at most `wait` for it; `None` while it is pending. An answer ends the
-    /// ticket.
-    ///
-    /// # Errors
-    /// [`ClientError::UnknownTicket`], [`ClientError::InvalidArgument`] for a wait of more than [`super::MAX_WAIT`], and
-    /// whatever [`Client::lookup`] answers.
-    pub fn lookup_poll(&self, ticket: Ticket, wait: Duration) -> Result<Option<LookupAnswer>, ClientError> {
-        self.core.check_process()?;
+    pub(crate) fn poll(
+        &self,
+        core: &Core,
+        ticket: Ticket,
+        wait: Duration,
+    ) -> Result<Option<LookupAnswer>, ClientError> {
+        core.check_process()?;
         check_wait("wait", wait)?;
         let until = Instant::now() + wait;
-        let mut state = self.tickets.state();
+        let mut state = self.state();
         loop {
             match state.open.get(&ticket.0) {
                 None => return Err(ClientError::UnknownTicket { ticket: ticket.0 }),
@@ -120,20 +118,19 @@ impl Client {
             if left.is_zero() {
                 return Ok(None);
             }
-            let waited = self.tickets.changed.wait_timeout(state, left);
+            let waited = self.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         state.open.remove(&ticket.0).flatten().transpose()
     }
 
-    /// Gives a lookup up. What it pinned, or will pin, is released; a ticket that has ended is ignored.
-    pub fn lookup_cancel(&self, ticket: Ticket) {
-        if self.core.check_process().is_err() {
+    pub(crate) fn cancel(&self, core: &Arc<Core>, ticket: Ticket) {
+        if core.check_process().is_err() {
             return;
         }
-        let removed = self.tickets.state().open.remove(&ticket.0);
+        let removed = self.state().open.remove(&ticket.0);
         if let Some(Some(Ok(answer))) = removed {
-            release(&self.core, &answer);
+            release(core, &answer);
         }
     }
 }

@@ -1,36 +1,36 @@
-//! What one connection gave: mappings, the lock byte, credit.
+//! What one connection gave: mappings, the lock byte, granted space.
 //!
 //! A session is shared by the client and by every copy in progress, and its lock byte is free only when the last of
 //! them has let go. The server takes a client's grants and pins back only then, so a copy that outlives its
 //! connection still writes into space that is its own.
 
-use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::attached::Attached;
 use super::connection::{CallError, Connection, Stream};
-use super::extents::{Credit, Uses};
+use super::granted::{Granted, Uses};
 use super::missing::Missing;
 use super::populate::{Populate, Populated, When};
+use super::regions::{Regions, length};
 use super::stats::Stat;
-use super::{ClientConfig, ClientError, Maps};
+use crate::client::{ClientConfig, ClientError, Maps};
 use crate::control::ControlView;
 use crate::copy::HostMemory;
 use crate::object::Extent;
 use crate::shm::atfork::forks_so_far;
 use crate::shm::{Mapping, ReadWrite};
 use crate::sync::shared::{Ordering, fence};
-use crate::wire::{Hello, HelloReply, MAX_NAME_BYTES, PROTOCOL_VERSION, Region, RegionKind, Reply, Request};
+use crate::wire::{Hello, MAX_NAME_BYTES, PROTOCOL_VERSION, RegionKind, Reply, Request};
 
 /// The regions of the shm-direct path beside those of lookups.
 #[derive(Debug)]
-pub(super) struct PoolSide {
+pub(crate) struct PoolSide {
     /// The whole pool, as a region of copy plans.
     memory: [HostMemory; 1],
     populate: Populate,
-    credit: Mutex<Credit>,
+    granted: Mutex<Granted>,
     uses: Uses,
     missing: Mutex<Missing>,
     frames: u64,
@@ -41,10 +41,10 @@ pub(super) struct PoolSide {
 
 /// One connection's share of the server.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(crate) struct Session {
     /// Counts the connections of a client, from 1.
-    pub(super) generation: u64,
-    pub(super) stream: Arc<Stream>,
+    pub(crate) generation: u64,
+    pub(crate) stream: Arc<Stream>,
     control: ControlView,
     pool: Option<PoolSide>,
     attached: Option<Arc<Attached>>,
@@ -52,7 +52,7 @@ pub(super) struct Session {
 
 impl Session {
     /// Connects, says hello, maps what came and locks this client's byte.
-    pub(super) fn open(
+    pub(crate) fn open(
         config: &ClientConfig,
         generation: u64,
         populated: &Arc<Populated>,
@@ -112,42 +112,42 @@ impl Session {
     }
 
     /// The pool's side, for clients that map it.
-    pub(super) fn pool(&self) -> Result<&PoolSide, ClientError> {
+    pub(crate) fn pool(&self) -> Result<&PoolSide, ClientError> {
         let missing = "this client does not map the pool: only workers store and load";
         self.pool.as_ref().ok_or_else(|| ClientError::invalid(missing))
     }
 
     /// Whether the server that this session belongs to still runs the pool, as far as memory shows.
-    pub(super) fn is_current(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         self.attached
             .as_ref()
             .is_none_or(|attached| attached.boot_unchanged())
     }
 
     /// What lookups without a message need, for clients that map it.
-    pub(super) fn attached(&self) -> Option<&Attached> {
+    pub(crate) fn attached(&self) -> Option<&Attached> {
         self.attached.as_deref()
     }
 
     /// The server's control region.
-    pub(super) fn control(&self) -> &ControlView {
+    pub(crate) fn control(&self) -> &ControlView {
         &self.control
     }
 
     /// Bytes of pool space held for stores.
-    pub(super) fn credit_bytes(&self) -> u64 {
+    pub(crate) fn granted_bytes(&self) -> u64 {
         self.pool
             .as_ref()
-            .map_or(0, |pool| pool.credit().frames() * pool.frame_bytes)
+            .map_or(0, |pool| pool.granted().frames() * pool.frame_bytes)
     }
 
     /// Whether nothing was stored since the last time this was asked.
-    pub(super) fn was_idle(&self) -> bool {
+    pub(crate) fn was_idle(&self) -> bool {
         self.pool.as_ref().is_some_and(|pool| pool.uses.none_since_last())
     }
 
     /// Counts in the statistics words of the slab, where there is one.
-    pub(super) fn count(&self, stat: Stat, count: u64) {
+    pub(crate) fn count(&self, stat: Stat, count: u64) {
         if let Some(attached) = &self.attached {
             attached.count(stat, count);
         }
@@ -174,7 +174,7 @@ impl PoolSide {
         Ok(Self {
             populate: Populate::new(Arc::clone(&pool), frames, frame_bytes, populated),
             memory: [HostMemory::mapped(pool)],
-            credit: Mutex::default(),
+            granted: Mutex::default(),
             uses: Uses::default(),
             missing: Mutex::default(),
             frames,
@@ -184,94 +184,61 @@ impl PoolSide {
     }
 
     /// The pool as the regions of a copy plan's side.
-    pub(super) fn memory(&self) -> &[HostMemory] {
+    pub(crate) fn memory(&self) -> &[HostMemory] {
         &self.memory
     }
 
     /// Epochs and index of the same connection.
-    pub(super) fn attached(&self) -> &Attached {
+    pub(crate) fn attached(&self) -> &Attached {
         &self.attached
     }
 
-    pub(super) fn frames(&self) -> u64 {
+    pub(crate) fn frames(&self) -> u64 {
         self.frames
     }
 
-    pub(super) fn frame_bytes(&self) -> u64 {
+    pub(crate) fn frame_bytes(&self) -> u64 {
         self.frame_bytes
     }
 
-    pub(super) fn credit(&self) -> MutexGuard<'_, Credit> {
-        self.credit.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn granted(&self) -> MutexGuard<'_, Granted> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that a store begins or ends.
-    pub(super) fn note_use(&self) {
+    pub(crate) fn note_use(&self) {
         self.uses.note();
     }
 
     /// What could not be stored.
-    pub(super) fn missing(&self) -> MutexGuard<'_, Missing> {
+    pub(crate) fn missing(&self) -> MutexGuard<'_, Missing> {
         self.missing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes what the server granted, as far as it lies in the pool.
-    pub(super) fn gain(&self, granted: Vec<Extent>, when: When) {
+    pub(crate) fn gain(&self, granted: Vec<Extent>, when: When) {
         let granted: Vec<Extent> = granted.into_iter().filter(|extent| self.holds(extent)).collect();
         for extent in &granted {
             self.populate.extent(extent, when);
         }
-        self.credit().add(granted);
+        self.granted().add(granted);
     }
 
     /// Whether an extent is not empty and inside the pool.
-    pub(super) fn holds(&self, extent: &Extent) -> bool {
+    pub(crate) fn holds(&self, extent: &Extent) -> bool {
         extent.count > 0 && u64::from(extent.frame) + u64::from(extent.count) <= self.frames
     }
 
     /// The last step of the read protocol, after the copy: whether all of it was the incarnation's bytes. Call
     /// [`Self::fence_after_copy`] once before the first of these.
-    pub(super) fn copy_was_whole(&self, first_frame: u32, incarnation: u64) -> bool {
+    pub(crate) fn copy_was_whole(&self, first_frame: u32, incarnation: u64) -> bool {
         self.attached.boot_unchanged() && self.attached.epoch(first_frame) == incarnation
     }
 
     /// Orders the reads of a copy before the loads of [`Self::copy_was_whole`].
-    pub(super) fn fence_after_copy(&self) {
+    pub(crate) fn fence_after_copy(&self) {
         fence(Ordering::Acquire);
     }
-}
-
-/// The descriptors of a hello reply, in the order of its regions.
-pub(super) struct Regions<'a> {
-    hello: &'a HelloReply,
-    descriptors: VecDeque<OwnedFd>,
-}
-
-impl Regions<'_> {
-    /// Boot sequence of the server that sent them.
-    pub(super) fn boot_seq(&self) -> u64 {
-        self.hello.boot_seq
-    }
-
-    /// The region of one kind; those before it in the reply are not wanted and closed.
-    pub(super) fn take(&mut self, kind: RegionKind) -> Result<(Region, OwnedFd), ClientError> {
-        loop {
-            let at = self.hello.regions.len() - self.descriptors.len();
-            let (Some(region), Some(fd)) = (self.hello.regions.get(at), self.descriptors.pop_front()) else {
-                return Err(ClientError::unavailable(format!(
-                    "the server sent no {kind:?} region"
-                )));
-            };
-            if region.kind == kind {
-                return Ok((*region, fd));
-            }
-        }
-    }
-}
-
-pub(super) fn length(region: &Region) -> Result<usize, ClientError> {
-    let bytes = region.bytes;
-    usize::try_from(bytes).map_err(|_| ClientError::unavailable(format!("a region of {bytes} bytes")))
 }
 
 fn hello(config: &ClientConfig) -> Hello {
@@ -290,7 +257,7 @@ fn hello(config: &ClientConfig) -> Hello {
 }
 
 /// A reply of the wrong kind: the connection cannot be trusted any more.
-pub(super) fn unexpected(reply: &Reply) -> ClientError {
+pub(crate) fn unexpected(reply: &Reply) -> ClientError {
     let text = format!("{reply:?}");
     let kind = text
         .split(|c: char| !c.is_alphanumeric())

@@ -2,24 +2,24 @@
 
 use std::sync::Arc;
 
-use super::ClientError;
+use crate::client::ClientError;
 use crate::geometry::ObjectKind;
 use crate::keys::{ChunkKey, DomainFields};
 use crate::wire::{Negotiate, RegisterKvCache};
 
 /// A registration that the server has confirmed.
 #[derive(Debug)]
-pub(super) struct Registered {
-    pub(super) request: RegisterKvCache,
-    pub(super) seed: ChunkKey,
+pub(crate) struct Registered {
+    pub(crate) request: RegisterKvCache,
+    pub(crate) seed: ChunkKey,
     /// Number of the domain in the index, if the server has said so.
-    pub(super) domain: Option<u32>,
-    pub(super) kept_frames_max: u64,
+    pub(crate) domain: Option<u32>,
+    pub(crate) kept_frames_max: u64,
 }
 
 impl Registered {
     /// The kind and the unit bytes of an object group.
-    pub(super) fn group(&self, group: u16) -> Result<(ObjectKind, u64), ClientError> {
+    pub(crate) fn group(&self, group: u16) -> Result<(ObjectKind, u64), ClientError> {
         let found = self.request.groups.iter().find(|object| object.group == group);
         found
             .map(|object| (object.kind, object.unit_bytes))
@@ -30,7 +30,7 @@ impl Registered {
     }
 
     /// Checks that an object group has a part of that number.
-    pub(super) fn check_part(&self, group: u16, part: u16) -> Result<(), ClientError> {
+    pub(crate) fn check_part(&self, group: u16, part: u16) -> Result<(), ClientError> {
         self.group(group)?;
         let parts = self.request.groups.iter().find(|object| object.group == group);
         match parts.map_or(0, |object| object.parts) {
@@ -45,19 +45,19 @@ impl Registered {
 
 /// What is remembered.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wanted {
-    pub(super) negotiate: Option<Negotiate>,
+pub(crate) struct Wanted {
+    pub(crate) negotiate: Option<Negotiate>,
     /// The size agreed on: the same for the life of this process.
-    pub(super) chunk_size: Option<u64>,
-    pub(super) warnings: Vec<String>,
-    pub(super) register: Option<RegisterKvCache>,
-    pub(super) registered: Option<Arc<Registered>>,
+    pub(crate) chunk_size: Option<u64>,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) register: Option<RegisterKvCache>,
+    pub(crate) registered: Option<Arc<Registered>>,
     /// Changes whenever `negotiate` or `register` does.
-    pub(super) version: u64,
+    pub(crate) version: u64,
 }
 
 /// The seed of a registration's domain under a chunk size.
-pub(super) fn domain_seed(request: &RegisterKvCache, chunk_size: u64) -> Result<ChunkKey, ClientError> {
+pub(crate) fn domain_seed(request: &RegisterKvCache, chunk_size: u64) -> Result<ChunkKey, ClientError> {
     let domain = request.domain.clone();
     Ok(DomainFields {
         model: domain.model,

@@ -1,12 +1,12 @@
-//! Exchanges on the present connection, and what a server that is away means for each.
+//! Lookups: local ones from the mapped index, remote ones by asking the server.
 
 use std::sync::Arc;
 
-use super::session::{Session, unexpected};
-use super::state::Core;
-use super::stats::Stat;
-use super::{ClientError, Maps};
-use crate::object::{self, GrantRequest, LoadItem, Lookup, LookupRequest, TailList};
+use crate::client::link::core::Core;
+use crate::client::link::session::Session;
+use crate::client::link::stats::Stat;
+use crate::client::{ClientError, Maps};
+use crate::object::{self, LoadItem, Lookup, LookupRequest, TailList};
 use crate::wire::{MAX_KEYS, Reply, Request};
 
 /// A pin: what it holds stays in the pool until it is released. It belongs to one connection.
@@ -19,7 +19,7 @@ pub struct Pin {
 }
 
 /// Marks the ids of pins in this client's slab; the server counts its own from 1.
-pub(super) const OWN: u64 = 1 << 63;
+pub(crate) const OWN: u64 = 1 << 63;
 
 /// The answer to a lookup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct LookupAnswer {
 }
 
 impl LookupAnswer {
-    pub(super) fn degraded() -> Self {
+    pub(crate) fn degraded() -> Self {
         Self {
             degraded: true,
             ..Self::default()
@@ -48,64 +48,8 @@ impl LookupAnswer {
 }
 
 impl Core {
-    /// One exchange on the present connection, or on that of `session` only.
-    pub(super) fn call(
-        self: &Arc<Self>,
-        session: Option<&Arc<Session>>,
-        request: &Request,
-    ) -> Result<(Reply, Arc<Session>), ClientError> {
-        let deadline = self.deadline();
-        let mut link = self.acquire(session, deadline)?;
-        let reply = link.call(request, deadline)?;
-        Ok((reply, Arc::clone(link.session())))
-    }
-
-    /// One exchange of those that set a connection up. A server that cannot serve for now is one that is away: the
-    /// connection goes, so that all of it is asked again.
-    pub(super) fn set_up(self: &Arc<Self>, request: &Request) -> Result<(Reply, Arc<Session>), ClientError> {
-        let deadline = self.deadline();
-        let mut link = self.acquire(None, deadline)?;
-        match link.call(request, deadline) {
-            Ok(reply) => Ok((reply, Arc::clone(link.session()))),
-            Err(ClientError::Refused(error)) if error.code.is_passing() => {
-                link.give_up(&error.to_string());
-                Err(ClientError::unavailable(error))
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Drops a connection whose reply does not answer the request.
-    pub(super) fn distrust(&self, session: &Session, reply: &Reply) -> ClientError {
-        let error = unexpected(reply);
-        self.degrade(session, &error.to_string());
-        error
-    }
-
-    /// An exchange that is answered with nothing; a server that is away has nothing to give back either.
-    pub(super) fn acknowledge(
-        self: &Arc<Self>,
-        session: Option<&Arc<Session>>,
-        request: &Request,
-    ) -> Result<(), ClientError> {
-        match self.call(session, request) {
-            Ok((Reply::Ack, _)) | Err(ClientError::Unavailable { .. }) => Ok(()),
-            Ok((reply, session)) => Err(self.distrust(&session, &reply)),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Gives all space that is held for stores back.
-    pub(super) fn give_back(self: &Arc<Self>, session: &Arc<Session>) -> Result<(), ClientError> {
-        let extents = session.pool()?.credit().take_all();
-        if extents.is_empty() {
-            return Ok(());
-        }
-        self.acknowledge(Some(session), &Request::Abort { extents })
-    }
-
     /// See [`super::Client::lookup`].
-    pub(super) fn lookup(self: &Arc<Self>, request: &LookupRequest<'_>) -> Result<LookupAnswer, ClientError> {
+    pub(crate) fn lookup(self: &Arc<Self>, request: &LookupRequest<'_>) -> Result<LookupAnswer, ClientError> {
         if let Some(answer) = self.lookup_local(request) {
             return Ok(answer);
         }
@@ -120,7 +64,7 @@ impl Core {
     }
 
     /// Answers a lookup from the mapped index. Nothing where it is not mapped, or the domain is not known yet.
-    pub(super) fn lookup_local(&self, request: &LookupRequest<'_>) -> Option<LookupAnswer> {
+    pub(crate) fn lookup_local(&self, request: &LookupRequest<'_>) -> Option<LookupAnswer> {
         if self.is_forked_copy() {
             return None;
         }
@@ -167,8 +111,8 @@ impl Core {
         }
     }
 
-    /// See [`super::Client::end_session`].
-    pub(super) fn end_session(self: &Arc<Self>, label: u64) -> Result<(), ClientError> {
+    /// See [`super::Client::release_label`].
+    pub(crate) fn release_label(self: &Arc<Self>, label: u64) -> Result<(), ClientError> {
         // A forked child has neither the slab nor the connection.
         if self.is_forked_copy() {
             return Ok(());
@@ -179,7 +123,7 @@ impl Core {
         match session.attached() {
             // The server has nothing under a label of this client but what a load in progress will give back.
             Some(attached) => {
-                attached.end_session(label);
+                attached.release_label(label);
                 Ok(())
             }
             None => self.acknowledge(Some(&session), &Request::ReleaseLabel { label }),
@@ -187,7 +131,7 @@ impl Core {
     }
 
     /// See [`super::Client::release`].
-    pub(super) fn release(self: &Arc<Self>, pins: &[Pin]) -> Result<(), ClientError> {
+    pub(crate) fn release(self: &Arc<Self>, pins: &[Pin]) -> Result<(), ClientError> {
         if self.is_forked_copy() {
             return Ok(());
         }
@@ -205,15 +149,6 @@ impl Core {
         }
         self.acknowledge(Some(&session), &Request::Release { pins })
     }
-}
-
-/// Asks for space for stores to come.
-pub(super) fn ahead(bytes: u64) -> Request {
-    Request::Grant(GrantRequest {
-        bytes,
-        ahead: true,
-        ..GrantRequest::default()
-    })
 }
 
 /// Answers from the memory of one connection, and counts.

@@ -3,35 +3,43 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::ClientError;
 use super::connection::{CallError, Connection};
+use super::core::Core;
 use super::session::Session;
-use super::state::Core;
+use crate::client::ClientError;
 use crate::wire::{Reply, Request};
 
 /// The right to use the connection. It goes back when this is dropped, or never if an exchange failed.
 #[derive(Debug)]
-pub(super) struct LinkGuard {
+pub(crate) struct LinkGuard {
     core: Arc<Core>,
     connection: Option<Box<Connection>>,
     session: Arc<Session>,
 }
 
-impl LinkGuard {
-    pub(super) fn new(core: Arc<Core>, connection: Box<Connection>, session: Arc<Session>) -> Self {
-        Self {
-            core,
+impl Core {
+    /// Takes the link for one or more exchanges: see [`Core::take_link`].
+    pub(crate) fn acquire(
+        self: &Arc<Self>,
+        session: Option<&Arc<Session>>,
+        deadline: Instant,
+    ) -> Result<LinkGuard, ClientError> {
+        let (connection, session) = self.take_link(session, deadline)?;
+        Ok(LinkGuard {
+            core: Arc::clone(self),
             connection: Some(connection),
             session,
-        }
+        })
     }
+}
 
-    pub(super) fn session(&self) -> &Arc<Session> {
+impl LinkGuard {
+    pub(crate) fn session(&self) -> &Arc<Session> {
         &self.session
     }
 
     /// One exchange. If it breaks, the client is degraded from here on.
-    pub(super) fn call(&mut self, request: &Request, deadline: Instant) -> Result<Reply, ClientError> {
+    pub(crate) fn call(&mut self, request: &Request, deadline: Instant) -> Result<Reply, ClientError> {
         let Some(connection) = &mut self.connection else {
             return Err(ClientError::unavailable("the connection was dropped"));
         };
@@ -43,7 +51,7 @@ impl LinkGuard {
     }
 
     /// Sends a request whose answer does not matter.
-    pub(super) fn post(&mut self, request: &Request, deadline: Instant) {
+    pub(crate) fn post(&mut self, request: &Request, deadline: Instant) {
         if let Some(connection) = &mut self.connection
             && let Err(error) = connection.post(request, deadline)
         {
@@ -63,7 +71,7 @@ impl LinkGuard {
     }
 
     /// Drops the connection: it cannot be trusted any more.
-    pub(super) fn give_up(&mut self, reason: &str) {
+    pub(crate) fn give_up(&mut self, reason: &str) {
         self.connection = None;
         self.core.degrade(&self.session, reason);
     }

@@ -3,26 +3,31 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::calls::{LookupAnswer, Pin, ahead};
-use super::layout::KvMemory;
-use super::populate::When;
-use super::state::Core;
-use super::stats::Stat;
-use super::tickets::Tickets;
-use super::wanted::Wanted;
-use super::{ClientConfig, ClientError, ClientStats, Maps, recover};
+use super::config::check_wait;
+use super::link::core::Core;
+use super::link::exchange::ahead;
+use super::link::populate::When;
+use super::link::recover;
+use super::link::stats::Stat;
+use super::link::wanted::Wanted;
+use super::lookup::lookup::{LookupAnswer, Pin};
+use super::lookup::tickets::{Ticket, Tickets};
+use super::memory::KvMemory;
+use super::payload::load::LoadRequest;
+use super::payload::request::{StoreOutcome, StoreRequest};
+use super::{ClientConfig, ClientError, ClientStats, Maps};
 use crate::cache::ReuseCounters;
 use crate::control::{ControlView, Health};
 use crate::copy::CopyEngine;
 use crate::keys::ChunkKey;
-use crate::object::{ClientKind, LookupRequest};
+use crate::object::{ClientKind, LookupRequest, ObjectId};
 use crate::wire::{Negotiate, NegotiateReply, RegisterKvCache, Reply, Request};
 
 /// A client that repairs its own connection. All methods may be called from any thread.
 #[derive(Debug)]
 pub struct Client {
-    pub(super) core: Arc<Core>,
-    pub(super) tickets: Arc<Tickets>,
+    core: Arc<Core>,
+    tickets: Arc<Tickets>,
 }
 
 impl Client {
@@ -159,7 +164,7 @@ impl Client {
                         wanted.registered = Some(Arc::new(registered));
                     });
                     if stores {
-                        self.first_credit();
+                        self.first_grant();
                     }
                     return Ok(seed);
                 }
@@ -202,6 +207,64 @@ impl Client {
         self.core.lookup(request)
     }
 
+    /// Copies the parts out of KV memory into the pool and publishes them: one commit, unless the space held is less
+    /// than they need; then as many as it takes. What the index shows to be there already is not copied, nor what hangs under
+    /// something that there was no room for. `supersedes` names tails that are needless afterwards. The blocks may
+    /// be reused when this returns.
+    ///
+    /// # Errors
+    /// For a mistake in any item, and then nothing was stored. A missing server or missing room is an outcome.
+    pub fn store(
+        &self,
+        requests: &[StoreRequest],
+        supersedes: &[ObjectId],
+    ) -> Result<Vec<StoreOutcome>, ClientError> {
+        self.core.store(requests, supersedes)
+    }
+
+    /// Pins the objects under `label`, copies one part of each into KV memory, checks that the bytes were the object's
+    /// to the end, and releases. Per item: whether all of it was. After a false the item's blocks hold anything.
+    ///
+    /// # Errors
+    /// For a mistake in any item, and then nothing was copied. A missing server or object is a false.
+    pub fn load(&self, label: u64, part: u16, requests: &[LoadRequest]) -> Result<Vec<bool>, ClientError> {
+        self.core.load(label, part, requests)
+    }
+
+    /// Per object whether the server has it now. For stores of what may be there already: a store copies first, and only
+    /// its commit is told that the object exists. A server that is away has nothing.
+    ///
+    /// # Errors
+    /// [`ClientError::TooManyItems`], [`ClientError::NoRegistration`], and [`ClientError::UnknownGroup`] or
+    /// [`ClientError::InvalidArgument`] for a group or part that was not registered.
+    pub fn present(&self, part: u16, ids: Vec<ObjectId>) -> Result<Vec<bool>, ClientError> {
+        self.core.present(part, ids)
+    }
+
+    /// Starts a lookup, and never waits for the server. Tails are computed only as far as the answer needs them. From the
+    /// mapped index the answer is there when this returns.
+    ///
+    /// # Errors
+    /// [`ClientError::TooManyItems`] with too many tickets open.
+    pub fn lookup_start(&self, request: &LookupRequest<'_>) -> Result<Ticket, ClientError> {
+        self.tickets.start(&self.core, request)
+    }
+
+    /// The answer to a started lookup, waiting at most `wait` for it; `None` while it is pending. An answer ends the
+    /// ticket.
+    ///
+    /// # Errors
+    /// [`ClientError::UnknownTicket`], [`ClientError::InvalidArgument`] for a wait of more than [`super::MAX_WAIT`], and
+    /// whatever [`Client::lookup`] answers.
+    pub fn lookup_poll(&self, ticket: Ticket, wait: Duration) -> Result<Option<LookupAnswer>, ClientError> {
+        self.tickets.poll(&self.core, ticket, wait)
+    }
+
+    /// Gives a lookup up. What it pinned, or will pin, is released; a ticket that has ended is ignored.
+    pub fn lookup_cancel(&self, ticket: Ticket) {
+        self.tickets.cancel(&self.core, ticket);
+    }
+
     /// Gives pins back. Those of earlier connections ended with them and are ignored.
     ///
     /// # Errors
@@ -214,8 +277,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Refused`].
-    pub fn end_session(&self, session: u64) -> Result<(), ClientError> {
-        self.core.end_session(session)
+    pub fn release_label(&self, label: u64) -> Result<(), ClientError> {
+        self.core.release_label(label)
     }
 
     /// Asks for pool space ahead of stores and returns how many bytes are held now.
@@ -229,7 +292,7 @@ impl Client {
         };
         let pool = session.pool()?;
         pool.gain(extents, When::Later);
-        Ok(session.credit_bytes())
+        Ok(session.granted_bytes())
     }
 
     /// Gives the space held for stores back.
@@ -286,11 +349,11 @@ impl Client {
 
     /// What this client counted.
     pub fn stats(&self) -> ClientStats {
-        let credit = self.core.session().map_or(0, |session| session.credit_bytes());
+        let granted = self.core.session().map_or(0, |session| session.granted_bytes());
         let degraded = self.core.degraded_now().as_millis() as u64;
         self.core
             .counters
-            .snapshot(degraded, credit, &self.core.populated)
+            .snapshot(degraded, granted, &self.core.populated)
     }
 
     /// Ends the connection and the background threads. Later calls behave as if the server were away.
@@ -302,32 +365,18 @@ impl Client {
     }
 
     /// Space for the first store, so that it needs no round trip.
-    fn first_credit(&self) {
+    fn first_grant(&self) {
         if self.core.config.kind == ClientKind::Worker
-            && self.core.config.credit_bytes > 0
+            && self.core.config.grant_bytes > 0
             && self
                 .core
                 .session()
-                .is_some_and(|session| session.credit_bytes() == 0)
+                .is_some_and(|session| session.granted_bytes() == 0)
         {
             // None to be had now: the store itself will ask again.
-            let _ = self.reserve(self.core.config.credit_bytes);
+            let _ = self.reserve(self.core.config.grant_bytes);
         }
     }
-}
-
-/// The longest that a call, a heartbeat or a wait may take: what is more is a slip, and does not fit the clock.
-pub const MAX_WAIT: Duration = Duration::from_secs(366 * 86_400);
-
-/// Refuses a time that no clock reaches.
-pub(super) fn check_wait(what: &str, time: Duration) -> Result<(), ClientError> {
-    if time > MAX_WAIT {
-        let (given, limit) = (time.as_secs(), MAX_WAIT.as_secs());
-        return Err(ClientError::invalid(format!(
-            "a {what} of {given} s, at most {limit} s are allowed"
-        )));
-    }
-    Ok(())
 }
 
 impl Drop for Client {
