@@ -401,3 +401,53 @@ fn decisions_are_numbered_indexed_and_have_a_status() {
         "the index has more than there are"
     );
 }
+
+/// Words that once stood for what now has another (docs/words.md). Names of settings and fields keep them, as code.
+#[test]
+fn words_that_have_gone_stay_away() {
+    let mut faults = Vec::new();
+    for (path, page) in pages() {
+        for (at, kind, line) in lines(&page) {
+            let text = line
+                .split('`')
+                .step_by(2)
+                .collect::<Vec<_>>()
+                .join(" ")
+                .to_lowercase();
+            let mut words = text.split(|c: char| !c.is_alphanumeric());
+            if kind != Kind::Code
+                && let Some(word) =
+                    words.find(|word| ["beside", "credit", "credits", "fleet", "partials"].contains(word))
+            {
+                faults.push(format!("{}:{at}: {word:?}", path.display()));
+            }
+        }
+    }
+    report(&faults);
+}
+
+#[test]
+fn the_table_of_words_is_short_and_says_where_they_live() {
+    let page = fs::read_to_string(root().join("docs/words.md")).unwrap();
+    let (_, table) = page
+        .split_once("| word | meaning | in the code |\n|---|---|---|\n")
+        .unwrap();
+    let rows: Vec<&str> = table.lines().take_while(|line| line.starts_with('|')).collect();
+    assert!((30..=40).contains(&rows.len()), "{} words", rows.len());
+    let mut words: Vec<&str> = rows
+        .iter()
+        .map(|row| row.split('|').nth(1).unwrap().trim())
+        .collect();
+    words.sort_unstable();
+    words.dedup();
+    assert_eq!(words.len(), rows.len(), "a word stands twice");
+    // The rooms are named as they are once all have been moved into.
+    let moved = ["src/object", "src/index", "src/cache/evict", "src/client/link"];
+    if moved.iter().all(|folder| root().join(folder).exists()) {
+        for row in rows {
+            for folder in row.split('|').nth(3).unwrap().split('`').skip(1).step_by(2) {
+                assert!(root().join(folder).is_dir(), "no {folder}: {row}");
+            }
+        }
+    }
+}

@@ -19,7 +19,6 @@ fn pictures_are_what_their_texts_make() {
     assert_eq!(output.stdout, b"2 pictures\n");
 }
 
-/// Every box of the text is a rectangle, and every word lies where its characters do.
 #[test]
 fn a_changed_text_is_noticed_and_drawn() {
     let directory = tempfile::tempdir().unwrap();
@@ -49,6 +48,13 @@ fn a_changed_text_is_noticed_and_drawn() {
     let output = draw(&script, &["--check"]);
     assert!(
         String::from_utf8_lossy(&output.stderr).contains("one.svg"),
+        "{output:?}"
+    );
+    std::fs::write(&text, "┌───┐\n│ ab│\n└────┘\n").unwrap();
+    let output = draw(&script, &[]);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("not closed"),
         "{output:?}"
     );
 }

@@ -4,8 +4,8 @@
     python3 docs/pictures/draw.py --check    # says which picture is not what its text makes
 
 A text is drawn with the characters for boxes. Every character has one cell of the picture, so what fits in the text fits
-in the picture. Closed rectangles become boxes, the first line of text in a box its title. Colours follow the reader's
-light or dark mode. A text line that begins with `#` is a description for those who cannot see the picture.
+in the picture. Closed rectangles become boxes, the first line of text in a box its title; a `┌` that begins no closed
+rectangle is an error. Colours follow the reader's light or dark mode. A text line that begins with `#` is a description for those who cannot see the picture.
 """
 
 import html
@@ -75,6 +75,9 @@ class Picture:
 
     def svg(self) -> str:
         boxes = self.boxes()
+        corners = {(x, y) for y, row in enumerate(self.rows) for x, character in enumerate(row) if character == "┌"}
+        for x, y in sorted(corners - {(left, top) for left, top, _, _ in boxes}):
+            raise ValueError(f"line {y + 1}, column {x + 1}: the box that begins here is not closed")
         border = {}
         for left, top, right, bottom in boxes:
             for x in range(left, right + 1):
