@@ -1,11 +1,13 @@
-//! The form of the documents: one short sentence per line, short cells, links that lead somewhere.
+//! The form of the documents: one short sentence per line, short cells, one word for one thing.
 //!
 //! What is judged is text alone, so the rules are rough where language is: a sentence ends with a full stop, a question
 //! mark or an exclamation mark before a capital letter. Code, and what stands between backticks, counts as one word.
 
-use std::collections::BTreeMap;
+mod docs_support;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+
+use docs_support::*;
 
 /// Characters of a line.
 const LINE_MAX: usize = 200;
@@ -15,81 +17,8 @@ const CELL_MAX: usize = 110;
 const WORDS: usize = 25;
 /// Words that no sentence exceeds.
 const WORDS_MAX: usize = 40;
-/// The head of the table that `cargo xtask demo --all-models` prints: its cells are the program's, and a test compares them.
-const PRINTED: &str = "| architecture | `--model` |";
 /// Ends of words that end no sentence.
 const ABBREVIATIONS: [&str; 3] = ["e.g.", "i.e.", "vs."];
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// All pages, by their paths below the root.
-fn pages() -> BTreeMap<PathBuf, String> {
-    let mut paths: Vec<PathBuf> = [
-        "README.md",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        "schema/README.md",
-    ]
-    .iter()
-    .map(PathBuf::from)
-    .collect();
-    files_below(Path::new("docs"), &mut paths);
-    paths.retain(|path| path.extension().is_some_and(|kind| kind == "md"));
-    assert!(paths.len() > 20, "{paths:?}");
-    let text = |path: &PathBuf| fs::read_to_string(root().join(path)).unwrap();
-    paths.iter().map(|path| (path.clone(), text(path))).collect()
-}
-
-fn files_below(directory: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(root().join(directory)).unwrap() {
-        let entry = entry.unwrap();
-        let path = directory.join(entry.file_name());
-        let kind = entry.file_type().unwrap();
-        if kind.is_dir() && entry.file_name() != "target" {
-            files_below(&path, found);
-        } else if kind.is_file() {
-            found.push(path);
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    Code,
-    Row,
-    /// A row of the table that a program prints.
-    Printed,
-    Heading,
-    Blank,
-    Prose,
-}
-
-/// The lines of a page with their numbers.
-fn lines(page: &str) -> Vec<(usize, Kind, &str)> {
-    let mut fenced = false;
-    let mut printed = false;
-    let mut out = Vec::new();
-    for (at, line) in page.lines().enumerate() {
-        let text = line.trim_start();
-        let fence = text.starts_with("```");
-        printed = text.starts_with(PRINTED) || printed && text.starts_with('|');
-        let kind = match () {
-            () if fence || fenced => Kind::Code,
-            () if printed => Kind::Printed,
-            () if text.starts_with('|') => Kind::Row,
-            () if text.starts_with('#') => Kind::Heading,
-            () if text.is_empty() => Kind::Blank,
-            () => Kind::Prose,
-        };
-        fenced ^= fence;
-        out.push((at + 1, kind, line));
-    }
-    assert!(!fenced, "a fence is not closed");
-    out
-}
 
 /// A line of prose without its mark of a list, with a `code` for each code span and links as their text.
 fn plain(line: &str) -> String {
@@ -149,15 +78,6 @@ fn words(text: &str) -> usize {
     text.split_whitespace()
         .filter(|word| word.chars().any(char::is_alphanumeric))
         .count()
-}
-
-fn report(faults: &[String]) {
-    assert!(
-        faults.is_empty(),
-        "{} faults:\n{}",
-        faults.len(),
-        faults.join("\n")
-    );
 }
 
 #[test]
@@ -244,162 +164,6 @@ fn sentences_are_short() {
         }
     }
     report(&faults);
-}
-
-/// The anchor of a heading, as forges make it.
-fn anchor(heading: &str) -> String {
-    heading
-        .trim_start_matches('#')
-        .trim()
-        .to_lowercase()
-        .chars()
-        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'))
-        .map(|c| if c == ' ' { '-' } else { c })
-        .collect()
-}
-
-fn headings(page: &str) -> Vec<&str> {
-    let all = lines(page).into_iter();
-    all.filter(|(_, kind, _)| *kind == Kind::Heading)
-        .map(|(_, _, line)| line)
-        .collect()
-}
-
-#[test]
-fn links_lead_somewhere() {
-    let pages = pages();
-    let mut faults = Vec::new();
-    let mut links = 0;
-    for (path, page) in &pages {
-        for (at, kind, line) in lines(page) {
-            if kind == Kind::Code {
-                continue;
-            }
-            for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-                links += 1;
-                let (file, fragment) = target.split_once('#').unwrap_or((target, ""));
-                let from = path.parent().unwrap_or(Path::new(""));
-                let full = if file.is_empty() {
-                    root().join(path)
-                } else {
-                    root().join(from).join(file)
-                };
-                if target.contains("://") || !full.exists() {
-                    faults.push(format!("{}:{at}: no {target}", path.display()));
-                } else if !fragment.is_empty() {
-                    let text = fs::read_to_string(&full).unwrap();
-                    if !headings(&text).iter().any(|heading| anchor(heading) == fragment) {
-                        faults.push(format!("{}:{at}: no heading {target}", path.display()));
-                    }
-                }
-            }
-        }
-    }
-    assert!(links > 30, "{links}");
-    report(&faults);
-}
-
-/// Sections are named behind their page, in quotes, in documents, sources and the schema alike.
-#[test]
-fn pages_and_sections_that_are_named_exist() {
-    let mut files = vec![PathBuf::from("Cargo.toml")];
-    for directory in [
-        "docs",
-        "src",
-        "python",
-        "schema",
-        "tests",
-        "xtask/src",
-        "benches",
-        "fuzz",
-    ] {
-        files_below(Path::new(directory), &mut files);
-    }
-    files.extend(pages().into_keys());
-    let texts = ["md", "rs", "py", "pyi", "fbs", "toml"];
-    files.retain(|path| {
-        path.extension()
-            .is_some_and(|kind| texts.iter().any(|text| kind == *text))
-    });
-    let mut faults = Vec::new();
-    let mut named = 0;
-    for path in files {
-        let text = fs::read_to_string(root().join(&path)).unwrap();
-        for (before, rest) in text.match_indices("docs/").map(|(at, _)| text.split_at(at)) {
-            let name: String = rest
-                .chars()
-                .take_while(|c| c.is_ascii_alphanumeric() || "/._-".contains(*c))
-                .collect();
-            let Some(end) = name.find(".md") else { continue };
-            let name = &name[..end + 3];
-            if before.ends_with(|c: char| c.is_alphanumeric() || c == '/') && !before.ends_with("../") {
-                continue;
-            }
-            named += 1;
-            let Ok(page) = fs::read_to_string(root().join(name)) else {
-                faults.push(format!("{}: no {name}", path.display()));
-                continue;
-            };
-            let section = rest[name.len()..]
-                .strip_prefix(", \"")
-                .and_then(|rest| rest.split('"').next());
-            if let Some(section) = section
-                && !headings(&page).iter().any(|head| {
-                    head.trim_start_matches(['#', ' '])
-                        .replace('`', "")
-                        .trim_start_matches("kvasir ")
-                        == section
-                })
-            {
-                faults.push(format!("{}: no section {section:?} in {name}", path.display()));
-            }
-        }
-    }
-    assert!(named > 60, "{named}");
-    report(&faults);
-}
-
-#[test]
-fn decisions_are_numbered_indexed_and_have_a_status() {
-    let directory = root().join("docs/decisions");
-    let index = fs::read_to_string(directory.join("README.md")).unwrap();
-    let mut names: Vec<String> = fs::read_dir(&directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name != "README.md")
-        .collect();
-    names.sort_unstable();
-    for (at, name) in names.iter().enumerate() {
-        let number = format!("{:04}", at + 1);
-        assert!(
-            name.starts_with(&format!("{number}-")),
-            "{name} is number {number}"
-        );
-        let page = fs::read_to_string(directory.join(name)).unwrap();
-        let mut lines = page.lines();
-        let title = lines.next().unwrap();
-        let title = title
-            .strip_prefix(&format!("# {number}: "))
-            .unwrap_or_else(|| panic!("{name}: {title}"));
-        let status = lines.nth(1).unwrap();
-        let status = status
-            .strip_prefix("**Status.** ")
-            .unwrap_or_else(|| panic!("{name}: {status}"));
-        let superseded = status.strip_prefix("Superseded by ");
-        assert!(status == "Accepted." || superseded.is_some(), "{name}: {status}");
-        let word = if superseded.is_some() {
-            "superseded"
-        } else {
-            "accepted"
-        };
-        let row = format!("| [{number}]({name}) | {title} | {word} |");
-        assert!(index.lines().any(|line| line == row), "the index lacks {row}");
-    }
-    assert_eq!(
-        index.matches("](0").count(),
-        names.len(),
-        "the index has more than there are"
-    );
 }
 
 /// Words that once stood for what now has another (docs/words.md). Names of settings and fields keep them, as code.

@@ -4,34 +4,19 @@
 //! neither. A command that cannot be run here is in [`NOT_RUN`] with the reason.
 
 mod common;
+mod docs_support;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::*;
+use docs_support::pages;
 use serde_json::{Value, json};
 
 const OPERATIONS: &str = include_str!("../docs/operations.md");
 const GEOMETRY: &str = include_str!("../docs/geometry.md");
 const VLLM: &str = include_str!("../docs/vllm.md");
-
-/// All pages, with their paths.
-fn pages() -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut paths: Vec<PathBuf> = Vec::new();
-    for directory in ["", "schema", "docs", "docs/decisions"] {
-        let entries = std::fs::read_dir(root.join(directory)).unwrap();
-        let all = entries.map(|entry| Path::new(directory).join(entry.unwrap().file_name()));
-        paths.extend(all.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
-    }
-    paths.sort();
-    let text = |path: &PathBuf| std::fs::read_to_string(root.join(path)).unwrap();
-    paths
-        .iter()
-        .map(|path| (path.display().to_string(), text(path)))
-        .collect()
-}
 
 /// Beginnings of commands that are not run here, and why.
 const NOT_RUN: [(&str, &str); 9] = [
@@ -67,7 +52,8 @@ struct Block {
 
 fn blocks() -> Vec<Block> {
     let mut found = Vec::new();
-    for (page, text) in pages() {
+    for (path, text) in pages() {
+        let page = path.display().to_string();
         let mut parts = text.split("\n```");
         parts.next();
         while let Some(block) = parts.next() {
@@ -294,7 +280,8 @@ fn servers_start() {
 #[test]
 fn commands_in_sentences_exist() {
     let mut seen = 0;
-    for (page, text) in pages() {
+    for (path, text) in pages() {
+        let page = path.display();
         let spans = text.split('`').skip(1).step_by(2);
         let text = spans.filter(|span| span.starts_with("kvasir ") && !span.contains('\n'));
         for span in text {
