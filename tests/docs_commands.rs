@@ -276,6 +276,26 @@ fn servers_start() {
     assert!(served >= 2, "{served}");
 }
 
+#[test]
+fn ready_is_logged_as_documented() {
+    let mut texts = blocks().into_iter().filter(|block| block.kind == "text");
+    let documented = texts
+        .find(|block| block.text.starts_with("INFO ready "))
+        .unwrap()
+        .text;
+    let names = |line: &str| -> Vec<String> {
+        let words = line.split_whitespace().skip_while(|word| *word != "INFO");
+        words
+            .map(|word| word.split('=').next().unwrap().to_owned())
+            .collect()
+    };
+    let server = ServerProcess::start();
+    server.wait_log("INFO ready ");
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains("INFO ready ")).unwrap();
+    assert_eq!(names(line), names(&documented), "{line}");
+}
+
 /// Every `kvasir` command in running text exists, as far as its first argument of the user's own, and so do its flags.
 #[test]
 fn commands_in_sentences_exist() {
