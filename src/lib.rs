@@ -5,6 +5,10 @@
 //! (`cargo xtask layers` checks that). `unsafe` is denied here and opened only in the modules that
 //! touch shared memory or copy payload.
 
+// The words of shared memory are u64 and little-endian (docs/shm-layout.md).
+#[cfg(not(all(target_pointer_width = "64", target_endian = "little", target_os = "linux")))]
+compile_error!("Kvasir is for 64-bit little-endian Linux only");
+
 pub mod geometry;
 
 pub mod keys;

@@ -13,7 +13,7 @@
 //! this module.
 //!
 //! A [`SummedPlan`] is such a list in which the bytes of each part are also summed: what is stored carries a checksum, and
-//! what is loaded is compared with it (docs/decisions/0011-payload-checksums.md).
+//! what is loaded is compared with it (docs/decisions/0006-payload-checksums.md).
 //!
 //! `unsafe` is opened in `memory` and `mapped` (what a region promises), `engine`, `stream` and `fused` (moving checked pieces).
 
