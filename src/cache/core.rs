@@ -3,7 +3,7 @@
 //! May import everything of this module. Reading is in `read`, storing in `commit` and `grants`, making
 //! space in `evict`, the books in `status`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::api::*;
 use super::credit::Credit;
@@ -17,6 +17,7 @@ use super::records::Records;
 use super::registry::Registry;
 use super::reuse::ReuseByDomain;
 use super::slabs::{SLAB_BYTES, Slabs};
+use super::waste::Waste;
 use super::{MAX_CHUNK_TOKENS, SLABS};
 use crate::keys::ChunkKey;
 use crate::pool::body::{NumberPool, chain_blocks};
@@ -69,6 +70,8 @@ pub struct Core {
     pub(super) clients: Vec<Option<Client>>,
     pub(super) registry: Registry,
     pub(super) partials: Partials,
+    /// What is no object any more and becomes free, one after another.
+    pub(super) waste: VecDeque<Waste>,
     pub(super) counters: Counters,
     /// The one size of all domains, where there is one.
     chunk_size: Option<u32>,
@@ -109,13 +112,14 @@ impl Core {
             index: Index::create(frames)?,
             records: Records::new(frames),
             chains: NumberPool::new(chain_blocks(frames)),
-            sweep: Sweep::new(),
+            sweep: Sweep::new(frames),
             touched_next: 0,
             pins: PinTable::new(config.max_pins_per_client, config.max_pinned_objects_per_client),
             slabs: Slabs::create()?,
             clients: (0..SLABS).map(|_| None).collect(),
             registry: Registry::default(),
             partials: Partials::default(),
+            waste: VecDeque::new(),
             counters: Counters::default(),
             chunk_size: None,
             chunk_sizes: BTreeSet::new(),

@@ -2,7 +2,7 @@
 //!
 //! May import everything of this module. A lookup goes on in `looking`, a retrieve in `retrieving`.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use super::api::*;
 use super::core::Core;
@@ -107,7 +107,7 @@ pub struct Releasing<'a> {
     client: ClientId,
     pins: &'a [u64],
     /// Those that were looked at.
-    seen: HashSet<u64>,
+    seen: BTreeSet<u64>,
     checked: usize,
     released: usize,
 }
@@ -118,7 +118,7 @@ impl<'a> Releasing<'a> {
         Self {
             client,
             pins,
-            seen: HashSet::new(),
+            seen: BTreeSet::new(),
             checked: 0,
             released: 0,
         }
