@@ -11,7 +11,7 @@ use super::record::{
 };
 use crate::object::ObjectId;
 use crate::pool::ABI_VERSION;
-use crate::pool::body::{CHAIN_BYTES, ChainArea, chain_blocks};
+use crate::pool::body::{CHAIN_BYTES, CHAIN_WORDS, ChainArea, chain_blocks};
 use crate::pool::directory::SHARED_WORDS;
 use crate::shm::mapping::{Access, Mapping, ReadWrite};
 use crate::shm::{Memfd, OwnerAccess, ShmError};
@@ -271,6 +271,14 @@ impl Index {
             }),
             None => Err(lines.iter().flatten().map(|s| (*s as u32) - 1).collect()),
         }
+    }
+
+    /// Writes one chain block of an object that is going to be published.
+    ///
+    /// # Errors
+    /// [`ShmError`] when the block is outside of the region.
+    pub fn write_block(&self, block: u32, line: &[u64; CHAIN_WORDS + 1]) -> Result<(), ShmError> {
+        self.layout.chains.write_block(&self.mapping, block, line)
     }
 
     /// Makes an object visible. `set_epochs` runs between the fields and the meta word.

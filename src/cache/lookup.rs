@@ -6,7 +6,7 @@
 //! group has what a resume there needs. Attention and window groups may use the front of any object whose
 //! tokens are all in the prompt; a state serves only its exact end.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::sweep::{Naming, Sweep, TailOrder, View};
 use crate::object::{DomainShape, GroupShape, LookupRequest};
@@ -33,7 +33,7 @@ pub(super) struct Presence {
     /// The tails, in the order in which the request names them.
     pub(super) tails: Vec<TailPresence>,
     /// Of objects that begin with holes the first token that is held, by source and bit of the group.
-    pub(super) holes: HashMap<(Source, u32), u32>,
+    pub(super) holes: BTreeMap<(Source, u32), u32>,
 }
 
 impl Presence {
@@ -70,7 +70,7 @@ impl Limits {
 }
 
 /// Where bytes come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Source {
     /// The object of a full chunk.
     Chunk(u32),

@@ -1,4 +1,6 @@
 use super::*;
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use crate::geometry::ObjectKind;
@@ -37,7 +39,7 @@ fn presence(chunks: &[u32], tails: &[(u32, u32, u32)]) -> Presence {
                 groups,
             })
             .collect(),
-        holes: HashMap::new(),
+        holes: BTreeMap::new(),
     }
 }
 

@@ -10,8 +10,9 @@ use crate::shm::mapping::{Access, Mapping, ReadWrite};
 
 /// Body words inside a record.
 pub const INLINE_WORDS: usize = 6;
-/// Words of a part before its extents.
-const HEAD_WORDS: usize = 2;
+/// Words of a part before its extents: one of both counts, and the checksum.
+pub const BODY_HEAD_WORDS: usize = 2;
+const HEAD_WORDS: usize = BODY_HEAD_WORDS;
 /// Bytes of a chain block.
 pub const CHAIN_BYTES: usize = 64;
 /// Body words in a chain block.
@@ -91,6 +92,59 @@ pub fn decode(words: &[u64], parts: u16) -> Option<Vec<PartBody>> {
     (at == words.len()).then_some(all)
 }
 
+/// What comes up in a walk through a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyPiece {
+    /// A part begins that has so many runs.
+    Part(usize),
+    /// A run of a part.
+    Run(Extent),
+    /// A chain block that has been walked through.
+    Block(u32),
+}
+
+/// Where a walk through a body is.
+#[derive(Clone, Debug)]
+pub struct BodyCursor {
+    /// Words that were read and those of them that are done.
+    line: [u64; CHAIN_WORDS],
+    at: usize,
+    filled: usize,
+    /// Words that are yet to be read, and the link to them.
+    left: usize,
+    link: u64,
+    /// The block that `line` is of.
+    block: Option<u32>,
+    /// Words of this part that come before its runs, and its runs.
+    head: usize,
+    runs: usize,
+}
+
+impl BodyCursor {
+    /// Before a body: its word in the record, and its first words.
+    pub fn new(body: u64, inline: &[u64; INLINE_WORDS]) -> Self {
+        let words = (body & 0xffff_ffff) as usize;
+        let filled = words.min(INLINE_WORDS);
+        let mut line = [0; CHAIN_WORDS];
+        line[..filled].copy_from_slice(&inline[..filled]);
+        Self {
+            line,
+            at: 0,
+            filled,
+            left: words - filled,
+            link: body >> 32,
+            block: None,
+            head: HEAD_WORDS,
+            runs: 0,
+        }
+    }
+
+    /// Chain blocks that have not come up yet.
+    pub fn blocks_ahead(&self) -> usize {
+        self.left.div_ceil(CHAIN_WORDS) + usize::from(self.block.is_some())
+    }
+}
+
 /// The chain blocks of one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainArea {
@@ -119,6 +173,63 @@ impl ChainArea {
             mapping.store_words(self.at(block), &line)?;
         }
         Ok(())
+    }
+
+    /// Writes one block: a link to the next one, which is one more than its number, and words.
+    ///
+    /// # Errors
+    /// Those of the mapping when the block is outside of it.
+    pub fn write_block(
+        self,
+        mapping: &Mapping<ReadWrite>,
+        block: u32,
+        line: &[u64; CHAIN_WORDS + 1],
+    ) -> Result<(), crate::shm::ShmError> {
+        mapping.store_words(self.at(block), line)
+    }
+
+    /// Goes on with a walk. The inner one is `None` at the end; the outer one when the words are not a body.
+    pub fn next_piece<A: Access>(
+        self,
+        mapping: &Mapping<A>,
+        cursor: &mut BodyCursor,
+    ) -> Option<Option<BodyPiece>> {
+        loop {
+            if cursor.at == cursor.filled {
+                if let Some(block) = cursor.block.take() {
+                    return Some(Some(BodyPiece::Block(block)));
+                }
+                if cursor.left == 0 {
+                    let whole = cursor.runs == 0 && cursor.head == HEAD_WORDS;
+                    return whole.then_some(None);
+                }
+                let block = u32::try_from(cursor.link.checked_sub(1)?).ok();
+                let block = block.filter(|b| *b < self.blocks)?;
+                let mut line = [0; CHAIN_WORDS + 1];
+                mapping.load_words(self.at(block), &mut line).ok()?;
+                let filled = cursor.left.min(CHAIN_WORDS);
+                cursor.line.copy_from_slice(&line[1..]);
+                (cursor.at, cursor.filled, cursor.left) = (0, filled, cursor.left - filled);
+                (cursor.link, cursor.block) = (line[0], Some(block));
+            }
+            let word = cursor.line[cursor.at];
+            cursor.at += 1;
+            let is_run = cursor.head == 0;
+            match cursor.head {
+                HEAD_WORDS => {
+                    (cursor.head, cursor.runs) = (HEAD_WORDS - 1, (word & 0xffff) as usize);
+                    return Some(Some(BodyPiece::Part(cursor.runs)));
+                }
+                0 => cursor.runs -= 1,
+                _ => cursor.head -= 1,
+            }
+            if cursor.head == 0 && cursor.runs == 0 {
+                cursor.head = HEAD_WORDS;
+            }
+            if is_run {
+                return Some(Some(BodyPiece::Run(Extent::from_word(word))));
+            }
+        }
     }
 
     /// Reads the words of a body: `body` is the record's body word, `inline` its first words.

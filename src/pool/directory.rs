@@ -5,7 +5,9 @@
 //! the state of a record is written last when it is published and first when it goes.
 
 use super::PoolError;
-use super::body::{self, ChainArea, INLINE_WORDS, PartBody, chain_blocks};
+use super::body::{
+    self, BodyCursor, BodyPiece, CHAIN_WORDS, ChainArea, INLINE_WORDS, PartBody, chain_blocks,
+};
 use super::epochs::version_word;
 use crate::object::{Extent, FRAME_BYTES};
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
@@ -214,6 +216,32 @@ impl Directory {
     /// Writes the words of a body that do not fit in the record.
     pub fn write_chain(&self, words: &[u64], blocks: &[u32]) -> Result<(), PoolError> {
         Ok(self.chains.write(&self.mapping, words, blocks)?)
+    }
+
+    /// Writes one chain block of a body: see [`ChainArea::write_block`].
+    pub fn write_block(&self, block: u32, line: &[u64; CHAIN_WORDS + 1]) -> Result<(), PoolError> {
+        Ok(self.chains.write_block(&self.mapping, block, line)?)
+    }
+
+    /// Begins a walk through the body of a record.
+    pub fn walk(&self, record: u32) -> Result<BodyCursor, PoolError> {
+        let shared = self.shared_words(record)?;
+        let (head, inline) = shared.split_at(HEAD_WORDS);
+        let inline: &[u64; INLINE_WORDS] = inline.try_into().expect("the rest of the shared words");
+        Ok(BodyCursor::new(head[7], inline))
+    }
+
+    /// Goes on with a walk through the body of a record; `None` at its end.
+    ///
+    /// # Errors
+    /// [`PoolError::Broken`] when the body does not decode.
+    pub fn next_piece(&self, record: u32, cursor: &mut BodyCursor) -> Result<Option<BodyPiece>, PoolError> {
+        let piece = self.chains.next_piece(&self.mapping, cursor);
+        piece.ok_or(PoolError::Broken {
+            what: "the body of a record does not decode",
+            a: record.into(),
+            b: cursor.blocks_ahead() as u64,
+        })
     }
 
     /// Changes a record's state; what was written to it before is visible to whoever sees the new one.
