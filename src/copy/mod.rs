@@ -18,11 +18,13 @@
 //! `unsafe` is opened in `memory` and `mapped` (what a region promises), `engine`, `stream` and `fused` (moving checked pieces).
 
 mod engine;
+mod error;
 #[cfg(target_arch = "x86_64")]
 mod fused;
 mod mapped;
 mod memory;
 mod plan;
+mod staged;
 #[cfg(target_arch = "x86_64")]
 mod stream;
 mod summed;
@@ -30,8 +32,9 @@ mod summed;
 mod xxh3;
 
 pub use engine::{CopyEngine, CopyPath};
-pub use memory::HostMemory;
-pub use plan::{CopyError, CopyPlan, Piece, Side, Span};
+pub use error::{CopyError, Side};
+pub use memory::{HostMemory, Span};
+pub use plan::{CopyPlan, Piece};
 pub use summed::{Checksum, SummedPlan};
 
 /// Executes `plan` on the fastest path of this machine: `CopyEngine::detect().execute(..)`.

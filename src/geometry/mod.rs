@@ -20,6 +20,7 @@ pub mod layout;
 pub mod object;
 mod ratio;
 mod resolve;
+mod resolved;
 pub mod segments;
 pub mod view;
 pub mod window;
@@ -30,9 +31,11 @@ pub use chunk::{ChunkError, MAX_CHUNK_TOKENS, Warning};
 pub use dtype::Dtype;
 pub use error::{BindError, GeometryError, GroupFault, GroupProblem};
 pub use group::{GeometryInput, GroupKind, KvGroup, LayerSpec, RecurrentMode};
-pub use object::{ObjectGroup, ObjectKind, object_groups};
+pub use object::{ObjectGroup, object_groups};
 pub use ratio::Ratio;
-pub use resolve::{ResolvedGeometry, ResolvedGroup, ResolvedLayer, resolve, resolve_described};
+pub use resolve::{resolve, resolve_described};
+pub use resolved::{ResolvedGeometry, ResolvedGroup, ResolvedLayer};
+pub use window::ObjectKind;
 
 #[cfg(test)]
 mod tests;

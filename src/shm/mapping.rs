@@ -13,13 +13,13 @@ use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::ShmError;
-use super::memfd::{file_len, page_size, seals};
+use super::memfd::{Memfd, file_len, page_size, seals, to_usize};
 use super::words::{LoadU32, LoadU64};
 use crate::sync::shared::{AtomicU32, AtomicU64, Ordering};
 
@@ -423,6 +423,24 @@ impl<A: Access> fmt::Debug for Mapping<A> {
             .field("len", &self.len())
             .field("access", &access)
             .finish_non_exhaustive()
+    }
+}
+
+impl Memfd {
+    /// Maps the whole file readable and writable.
+    ///
+    /// # Errors
+    /// See [`Mapping::map`].
+    pub fn map(&self) -> Result<Mapping<ReadWrite>, ShmError> {
+        Mapping::<ReadWrite>::map(self.as_fd(), to_usize(self.len())?)
+    }
+
+    /// Maps the whole file read-only.
+    ///
+    /// # Errors
+    /// See [`Mapping::map`].
+    pub fn map_read_only(&self) -> Result<Mapping<ReadOnly>, ShmError> {
+        Mapping::<ReadOnly>::map(self.as_fd(), to_usize(self.len())?)
     }
 }
 
