@@ -1,7 +1,5 @@
 //! Copy plans and the host copy engine that executes them.
 //!
-//! May import `sync`, `shm`.
-//!
 //! A [`CopyPlan`] lists pieces (source span, destination span, length) between two sets of registered
 //! [`HostMemory`] regions: an engine's KV tensors on one side, the pool on the other. A [`CopyEngine`]
 //! checks the whole plan before it moves the first byte, then moves it.

@@ -1,4 +1,4 @@
-//! Copy plans, and every check that they have to pass before a byte moves. No unsafe here.
+//! Copy plans, and every check that they have to pass before a byte moves.
 
 use super::error::{CopyError, Side};
 use super::memory::{HostMemory, Span};

@@ -1,6 +1,4 @@
 //! Why the pool cannot be made, or what its books got wrong.
-//!
-//! May import `geometry`, `shm`.
 
 use super::{Extent, FRAME_BYTES};
 use crate::geometry::Bytes;

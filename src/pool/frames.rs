@@ -1,6 +1,4 @@
 //! Frames and extents: the units in which the pool is handed out.
-//!
-//! Imports nothing of this crate.
 
 /// Bytes of one frame: the pool's allocation unit, a multiple of every page size in use.
 pub const FRAME_BYTES: u64 = 65536;

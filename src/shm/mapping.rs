@@ -1,7 +1,5 @@
 //! Owned mappings of shared files, and the only safe ways to reach the bytes in them.
 //!
-//! May import `sync` and this module's `error`, `memfd` and `words`.
-//!
 //! Unsafe is opened here. The invariant: `[base, base + len)` is one live shared mapping for as long as
 //! the [`Mapping`] exists, readable always and writable for [`ReadWrite`]; the file behind it covers it
 //! (checked against the file's size, which a seal or the owner keeps). Every access is checked by

@@ -1,6 +1,4 @@
 //! Anonymous memory files: created, sized, restricted to their owner and sealed in one step.
-//!
-//! May import `sync` and this module's `error`. No unsafe code.
 
 use std::fs::{File, OpenOptions};
 use std::io;
