@@ -356,5 +356,5 @@ impl<W: WordCell> Binding<W> {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "binding_tests.rs"]
+#[path = "tests/binding.rs"]
 mod tests;

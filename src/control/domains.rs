@@ -78,5 +78,5 @@ impl DomainBindings {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "domains_tests.rs"]
+#[path = "tests/domains.rs"]
 mod tests;

@@ -11,6 +11,7 @@ pub mod domains;
 mod error;
 mod fields;
 #[cfg(all(test, loom))]
+#[path = "tests/loom.rs"]
 mod loom;
 pub mod region;
 mod request;

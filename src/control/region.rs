@@ -385,5 +385,5 @@ impl ControlView {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "region_tests.rs"]
+#[path = "tests/region.rs"]
 mod tests;

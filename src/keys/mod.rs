@@ -21,6 +21,7 @@ mod chain;
 mod domain;
 mod extras;
 #[cfg(test)]
+#[path = "tests/golden.rs"]
 mod golden;
 pub mod leaves;
 mod weights;

@@ -264,5 +264,5 @@ const _: () = assert!(
 );
 
 #[cfg(test)]
-#[path = "fdpass_tests.rs"]
+#[path = "tests/fdpass.rs"]
 mod tests;

@@ -274,5 +274,5 @@ fn read_pid(file: &File) -> Option<u32> {
 }
 
 #[cfg(test)]
-#[path = "lock_tests.rs"]
+#[path = "tests/lock.rs"]
 mod tests;

@@ -443,5 +443,5 @@ impl Memfd {
 }
 
 #[cfg(test)]
-#[path = "mapping_tests.rs"]
+#[path = "tests/mapping.rs"]
 mod tests;

@@ -210,5 +210,5 @@ fn unescape(field: &str) -> PathBuf {
 }
 
 #[cfg(test)]
-#[path = "memory_tests.rs"]
+#[path = "tests/memory.rs"]
 mod tests;

@@ -8,6 +8,7 @@ mod demo;
 mod layers;
 mod needs;
 mod paths;
+mod places;
 mod python;
 mod sources;
 mod steps;
@@ -35,7 +36,7 @@ enum Task {
     Test(test::Options),
     /// Regenerate the flatbuffers code from schema/
     Codegen(codegen::Options),
-    /// Check that no module imports one that lies above it, and that no files import each other in a circle
+    /// Check how src is built up: who imports whom, no circles of files, and where tests are kept
     Layers,
     /// Make the Python environment with the CPU build of vLLM, without running anything in it
     VllmEnv(vllm_env::Options),

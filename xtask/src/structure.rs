@@ -3,13 +3,14 @@
 use anyhow::Result;
 
 use crate::command;
-use crate::{circles, layers, sources};
+use crate::{circles, layers, places, sources};
 
 /// Checks the repository's `src/`.
 pub(crate) fn run() -> Result<()> {
     let sources = sources::read(&command::root().join("src"))?;
     layers::run(&sources)?;
-    circles::run(&sources)
+    circles::run(&sources)?;
+    places::run(&sources)
 }
 
 #[cfg(test)]
