@@ -4,6 +4,7 @@ use kvasir::cli::plan::{PlanError, groups};
 use kvasir::client::{ClientConfig, Damage, corrupt_pool};
 use kvasir::copy::CopyEngine;
 use kvasir::geometry::fingerprint::{FingerprintInput, GroupFingerprint, LayerFingerprint, fingerprint};
+use kvasir::geometry::pages::{self, LayerPages, LayerTensor};
 use kvasir::geometry::{
     BoundGeometry, GeometryError, ObjectGroup, ObjectKind, Ratio, ResolvedGeometry, object_groups, resolve,
 };
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 use crate::args::DomainArg;
 use crate::errors::{detached, key_error, typed};
 use crate::keys::bytes;
+use crate::memory::LayerArg;
 
 /// Adds the functions to the module.
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -24,6 +26,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(resolve_geometry, module)?)?;
     module.add_function(wrap_pyfunction!(bind_geometry, module)?)?;
+    module.add_function(wrap_pyfunction!(place_pages, module)?)?;
     module.add_function(wrap_pyfunction!(layout_fingerprint, module)?)?;
     module.add_function(wrap_pyfunction!(copy_path, module)?)?;
     module.add_function(wrap_pyfunction!(version, module)?)?;
@@ -170,6 +173,41 @@ fn window_tokens(kind: ObjectKind) -> u64 {
         ObjectKind::Window { tokens } | ObjectKind::ChunkedLocal { tokens } => tokens,
         ObjectKind::Full | ObjectKind::Recurrent => 0,
     }
+}
+
+/// (name, region, byte of the first tensor, its rows, bytes from row to row, bytes of a page, what was declared).
+type TensorArg = (String, u16, u64, u64, u64, u64, Option<(u64, u64)>);
+
+/// A layer's pages, and the kernel pages of one of its blocks.
+type Placed = (LayerArg, Option<u64>);
+
+#[pyfunction]
+fn place_pages(
+    py: Python<'_>,
+    regions: Vec<u64>,
+    num_blocks: u64,
+    layers: Vec<TensorArg>,
+) -> PyResult<Vec<Placed>> {
+    let refused = |error: pages::PagesError| typed(py, "InvalidLayout", Vec::new(), error.to_string());
+    let name = |index: usize| format!("layer {}", layers[index].0);
+    let mut placed: Vec<LayerPages> = Vec::with_capacity(layers.len());
+    let mut answer = Vec::with_capacity(layers.len());
+    for (index, &(_, region, offset, rows, row_stride, page_bytes, declared)) in layers.iter().enumerate() {
+        let tensor = LayerTensor {
+            region,
+            offset,
+            rows,
+            row_stride,
+            page_bytes,
+            declared,
+        };
+        let pages = tensor.pages(&name(index), num_blocks).map_err(refused)?;
+        placed.push(pages);
+        let place = (region, offset, pages.block_stride, page_bytes);
+        answer.push((place, tensor.kernel_pages(num_blocks)));
+    }
+    pages::check(&placed, &regions, num_blocks, name).map_err(refused)?;
+    Ok(answer)
 }
 
 #[derive(Deserialize)]

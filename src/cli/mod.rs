@@ -1,6 +1,4 @@
 //! The command line: serve, status, clear, plan, vllm-args, doctor.
-//!
-//! The top of the crate; may import everything.
 
 mod arguments;
 mod clear;

@@ -6,22 +6,11 @@
 use super::ClientError;
 use super::extents::ExtentCursor;
 use crate::copy::{HostMemory, Span, SummedPlan};
+use crate::geometry::pages;
+pub use crate::geometry::pages::LayerPages;
 
 /// The block that engines use as filler: never read, never written.
 pub(crate) const NULL_BLOCK: i64 = 0;
-
-/// One layer's pages: that of block `b` is `page_bytes` bytes at `offset + b * block_stride` of its region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerPages {
-    /// Index of the region.
-    pub region: u16,
-    /// Where the page of block 0 starts.
-    pub offset: u64,
-    /// From one block's page to the next one's.
-    pub block_stride: u64,
-    /// Bytes of a page.
-    pub page_bytes: u64,
-}
 
 /// One KV cache group: layers that share a block table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +104,7 @@ pub struct KvMemory {
 }
 
 impl KvMemory {
-    /// Checks that every page of every block lies in its region and that no two blocks of a layer overlap.
+    /// Checks that every page of every block lies in its region and that no two pages of a KV cache group share a byte.
     ///
     /// # Errors
     /// [`ClientError::InvalidLayout`] with the first layer that does not fit.
@@ -136,6 +125,7 @@ impl KvMemory {
                 u16::MAX - 1
             )));
         }
+        let bytes: Vec<u64> = regions.iter().map(|region| region.len() as u64).collect();
         let mut largest_page: u64 = 0;
         let mut seen: Vec<u16> = Vec::new();
         for object in &groups {
@@ -146,7 +136,7 @@ impl KvMemory {
                 )));
             }
             seen.push(object.group);
-            largest_page = largest_page.max(check_group(object, &regions, blocks)?);
+            largest_page = largest_page.max(check_group(object, &bytes, blocks)?);
         }
         if largest_page > PAGE_BYTES_MAX {
             return Err(ClientError::layout(format!(
@@ -282,7 +272,7 @@ impl LayerPages {
 }
 
 /// Checks one object group and returns its largest page.
-fn check_group(object: &ObjectGroupPages, regions: &[HostMemory], blocks: u64) -> Result<u64, ClientError> {
+fn check_group(object: &ObjectGroupPages, regions: &[u64], blocks: u64) -> Result<u64, ClientError> {
     let group = object.group;
     if object.kv_groups.is_empty() {
         return Err(ClientError::layout(format!(
@@ -299,10 +289,12 @@ fn check_group(object: &ObjectGroupPages, regions: &[HostMemory], blocks: u64) -
                 pages.layers.len()
             )));
         }
+        pages::check(&pages.layers, regions, blocks, |layer| {
+            format!("{at}, layer {layer}")
+        })
+        .map_err(ClientError::layout)?;
         let mut block_bytes = 0_u64;
-        for (index, layer) in pages.layers.iter().enumerate() {
-            check_layer(layer, regions, blocks)
-                .map_err(|reason| ClientError::layout(format!("{at}, layer {index}: {reason}")))?;
+        for layer in &pages.layers {
             largest = largest.max(layer.page_bytes);
             block_bytes = block_bytes
                 .checked_add(layer.page_bytes)
@@ -310,37 +302,6 @@ fn check_group(object: &ObjectGroupPages, regions: &[HostMemory], blocks: u64) -
         }
     }
     Ok(largest)
-}
-
-fn check_layer(layer: &LayerPages, regions: &[HostMemory], blocks: u64) -> Result<(), String> {
-    let LayerPages {
-        region,
-        offset,
-        block_stride,
-        page_bytes,
-    } = *layer;
-    let Some(memory) = regions.get(usize::from(region)) else {
-        return Err(format!("region {region} of {} does not exist", regions.len()));
-    };
-    if page_bytes == 0 {
-        return Err("its pages have 0 bytes".into());
-    }
-    if blocks > 1 && block_stride < page_bytes {
-        return Err(format!(
-            "a stride of {block_stride} bytes is less than a page of {page_bytes}"
-        ));
-    }
-    let end = (blocks - 1)
-        .checked_mul(block_stride)
-        .and_then(|last| last.checked_add(offset)?.checked_add(page_bytes));
-    match end {
-        Some(end) if end <= memory.len() as u64 => Ok(()),
-        _ => Err(format!(
-            "{blocks} pages of {page_bytes} bytes from {offset} every {block_stride} do not lie in region {region} \
-             of {} bytes",
-            memory.len()
-        )),
-    }
 }
 
 #[cfg(test)]

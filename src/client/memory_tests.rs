@@ -274,3 +274,24 @@ fn layouts_that_do_not_lie_in_memory_are_refused() {
     );
     assert!(matches!(twice, Err(ClientError::InvalidLayout { .. })));
 }
+
+#[test]
+fn layers_of_one_group_may_not_share_bytes_and_groups_may() {
+    let group = |layers: &[LayerPages]| KvGroupPages {
+        tokens_per_block: 1,
+        layers: layers.to_vec(),
+    };
+    let memory = |kv_groups: Vec<KvGroupPages>| {
+        let object = ObjectGroupPages { group: 7, kv_groups };
+        KvMemory::new(vec![HostMemory::zeroed(1000)], vec![object], 5).map(drop)
+    };
+    let (one, two) = (layer(0, 0, 200, 100), layer(0, 100, 200, 100));
+    memory(vec![group(&[one, two])]).unwrap();
+    memory(vec![group(&[one]), group(&[one])]).unwrap();
+    let error = memory(vec![group(&[two]), group(&[one, layer(0, 99, 200, 100)])]).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("KV cache group 1, layer 0") && text.contains("KV cache group 1, layer 1"),
+        "{text}"
+    );
+}

@@ -1,7 +1,5 @@
 //! The control region and the chunk-size word: binding a chunk size once, late.
 //!
-//! May import `geometry`, `sync`, `shm`. No unsafe code.
-//!
 //! One chunk size holds for one life of the server, for all its clients or for all those of one binding domain
 //! ([`domains`]). It is not known at start: the first client that negotiates decides it together with the
 //! configured minimum. The decision is one word ([`word`]) in the control region ([`region`]), moved by the
@@ -13,6 +11,7 @@ pub mod domains;
 mod error;
 mod fields;
 #[cfg(all(test, loom))]
+#[path = "tests/loom.rs"]
 mod loom;
 pub mod region;
 mod request;

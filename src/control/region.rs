@@ -1,7 +1,5 @@
 //! The control region: one page that the server writes and every client reads.
 //!
-//! May import `sync`, `shm` and this module's `binding`, `fields`, `request` and `word`. No unsafe code.
-//!
 //! All fields are little-endian `u64` words at fixed offsets; words that change have a 64-byte line of
 //! their own, counters share lines. The server is the only writer: clients get read-only descriptors, and
 //! the seal against future writes holds even for a process that could open the file anew.
@@ -387,5 +385,5 @@ impl ControlView {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "region_tests.rs"]
+#[path = "tests/region.rs"]
 mod tests;

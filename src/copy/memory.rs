@@ -12,10 +12,39 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::plan::{CopyError, Side, Span};
+use super::error::{CopyError, Side};
 
 /// Alignment of memory made by [`HostMemory::zeroed`]: a page, as the pool's frames have.
 const PAGE: usize = 4096;
+
+/// A place in one of the regions of a side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Index into the slice of regions given at execution.
+    pub region: u16,
+    /// Byte offset in that region.
+    pub offset: u64,
+}
+
+impl Span {
+    /// Shorthand for the two fields.
+    pub const fn new(region: u16, offset: u64) -> Self {
+        Self { region, offset }
+    }
+
+    /// Whether `next` begins where `len` bytes from here end.
+    pub(super) fn continues(self, len: u64, next: Span) -> bool {
+        self.region == next.region && self.offset.checked_add(len) == Some(next.offset)
+    }
+}
+
+/// A piece as addresses.
+#[derive(Clone, Copy)]
+pub(super) struct Resolved {
+    pub(super) src: *const u8,
+    pub(super) dst: *mut u8,
+    pub(super) len: usize,
+}
 
 /// A region that copies may read and, unless it is [read-only](Self::read_only), write.
 pub struct HostMemory {

@@ -1,6 +1,4 @@
 //! Which prefaulted frames are free, as runs.
-//!
-//! May import this module's `frames` and `error`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,5 @@
 //! The body of a record: where each part of an object lies. Index and directory store it alike.
 //!
-//! May import `shm`, `sync` and this module's `frames`.
-//!
 //! Per part, in rank order, one word `bytes << 16 | extents`, the checksum and that many extent words. The
 //! first six words are in the record, the rest in chain blocks of seven words and a link.
 

@@ -1,6 +1,5 @@
 //! The directory: who owns each frame, and what each object is. Only the server maps it.
 //!
-//! May import `shm`, `sync` and this module's `body`, `frames`, `error`.
 //! Layout: docs/shm-layout.md, "Directory region". A restart recovers from it, so every change is ordered:
 //! the state of a record is written last when it is published and first when it goes.
 

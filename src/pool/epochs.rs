@@ -1,6 +1,6 @@
 //! The epochs region: for every frame, the incarnation of the object that holds it.
 //!
-//! May import `shm`, `sync`. Layout: docs/shm-layout.md, "Epochs region".
+//! Layout: docs/shm-layout.md, "Epochs region".
 
 use std::os::fd::OwnedFd;
 

@@ -1,6 +1,4 @@
 //! The pool: frames, extents, epochs, the directory, prefault.
-//!
-//! May import `sync`, `shm`, `copy`.
 
 pub mod accounting;
 pub mod alloc;

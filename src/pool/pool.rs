@@ -1,7 +1,5 @@
 //! The pool: its memory, and which frame is whose. Every change of ownership goes through here, so that
 //! owner words, allocator and books move together.
-//!
-//! May import everything of this module, `shm`, `sync`.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;

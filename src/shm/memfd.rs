@@ -1,6 +1,4 @@
 //! Anonymous memory files: created, sized, restricted to their owner and sealed in one step.
-//!
-//! May import `sync` and this module's `error` and `mapping`. No unsafe code.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,7 +11,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
 
-use super::{Mapping, ReadOnly, ReadWrite, ShmError};
+use super::ShmError;
 
 /// `MFD_NOEXEC_SEAL` (Linux 6.3): never executable, and it stays so. Some hosts refuse memfds without it.
 const NOEXEC_SEAL: u32 = 0x8;
@@ -110,22 +108,6 @@ impl Memfd {
     /// [`ShmError::Os`] when the kernel refuses.
     pub fn seal_seals(&self) -> Result<(), ShmError> {
         self.add_seals(SealFlag::F_SEAL_SEAL)
-    }
-
-    /// Maps the whole file readable and writable.
-    ///
-    /// # Errors
-    /// See [`Mapping::map`].
-    pub fn map(&self) -> Result<Mapping<ReadWrite>, ShmError> {
-        Mapping::<ReadWrite>::map(self.as_fd(), to_usize(self.len)?)
-    }
-
-    /// Maps the whole file read-only.
-    ///
-    /// # Errors
-    /// See [`Mapping::map`].
-    pub fn map_read_only(&self) -> Result<Mapping<ReadOnly>, ShmError> {
-        Mapping::<ReadOnly>::map(self.as_fd(), to_usize(self.len)?)
     }
 
     /// A read-only descriptor with an open file description of its own, fit to be sent to a client.

@@ -1,7 +1,5 @@
 //! How much memory this process can have: of the machine and of every control group that it is in.
 //!
-//! Imports nothing of this crate. No unsafe code.
-//!
 //! All of it is read from files, under a root that tests replace. What cannot be read bounds nothing.
 
 use std::fs;
@@ -212,5 +210,5 @@ fn unescape(field: &str) -> PathBuf {
 }
 
 #[cfg(test)]
-#[path = "memory_tests.rs"]
+#[path = "tests/memory.rs"]
 mod tests;

@@ -1,7 +1,5 @@
 //! Shared memory: memfds, seals, mappings, lock bytes, descriptor passing.
 //!
-//! May import `sync`.
-//!
 //! Everything that needs `unsafe` to talk to the kernel about shared memory is in this module, so that
 //! the layers above can be safe code. The invariants its files rely on:
 //!

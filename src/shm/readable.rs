@@ -1,7 +1,5 @@
 //! Waiting in the event loop until a descriptor that is no socket can be read.
 //!
-//! Imports nothing of this crate.
-//!
 //! Unsafe is opened here for the registration with the event loop. The invariant: the registration owns the descriptor,
 //! so it is the same open file from the first to the last moment.
 

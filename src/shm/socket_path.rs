@@ -1,6 +1,4 @@
 //! What is at a path where a server's socket is looked for.
-//!
-//! Imports nothing of this crate. No unsafe code.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;

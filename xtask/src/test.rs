@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::command::{self, cargo, program};
 use crate::python::{Environment, interpreter};
 use crate::steps::{self, Step};
-use crate::{codegen, layers, needs, vllm_env};
+use crate::{codegen, needs, structure, vllm_env};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -46,7 +46,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Step::new("format", || {
             command::run(cargo().args(["fmt", "--all", "--check"]))
         }),
-        Step::new("layers", layers::run),
+        Step::new("layers", structure::run),
         Step::new("codegen", || codegen::run(true)),
         Step::new("clippy", clippy),
         Step::new("docs", docs),

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use super::input::{self, Fields, Shape, shown};
 use super::{Answer, PlanError, chunk, number, read_input, table};
-use crate::cli::doctor;
 use crate::geometry::{
     self, BindError, BoundGeometry, Bytes, GeometryError, GeometryInput, GroupKind, KvGroup, LayerSpec,
     Ratio, ResolvedGeometry,
@@ -18,7 +17,29 @@ const DESCRIPTION: Shape = Shape {
     fields: &["dcp"],
     lists: &[("groups", &GROUP)],
 };
-/// Of a whole engine's description, as `kvasir doctor` reads it too, only the groups count here.
+/// What an engine's description may hold, as `kvasir doctor` reads it; docs/operations.md says what it means.
+pub(in crate::cli) const ENGINE: Shape = Shape {
+    fields: &[
+        "kv_transfer_config",
+        "architectures",
+        "device",
+        "multiprocessing",
+        "enable_prefix_caching",
+        "enable_chunked_prefill",
+        "use_replayssm",
+        "block_size",
+        "max_num_batched_tokens",
+        "max_model_len",
+        "prefill_context_parallel_size",
+        "dcp",
+        "vllm",
+        "model",
+        "attention_backend",
+        "identity",
+    ],
+    lists: &[("groups", &GROUP)],
+};
+/// Of a whole engine's description only the groups count here.
 const MARK_OF_AN_ENGINE: &str = "kv_transfer_config";
 pub(in crate::cli) const GROUP: Shape = Shape {
     fields: &[
@@ -84,7 +105,7 @@ pub(super) fn run(args: &GroupsArgs) -> Result<Answer, PlanError> {
 pub fn answer(bytes: &[u8], minimum: u64, dcp: Option<u64>) -> Result<Answer, PlanError> {
     let value = input::parse(bytes)?;
     let shape = match value.get(MARK_OF_AN_ENGINE) {
-        Some(_) => &doctor::ENGINE,
+        Some(_) => &ENGINE,
         None => &DESCRIPTION,
     };
     let unknown = input::unknown_fields(&value, shape);

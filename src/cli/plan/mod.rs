@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::arguments;
+use super::failure;
 
 /// Longest input that is read. A description of a thousand layers takes some hundred kilobytes.
 const MAX_INPUT_BYTES: u64 = 16 << 20;
@@ -99,7 +99,7 @@ impl PlanError {
                 "say first what to plan: from-vllm, groups, chunk or segments",
             );
         }
-        Self::new("usage", arguments::one_line(error))
+        Self::new("usage", failure::one_line(error))
     }
 
     /// The answer in JSON.

@@ -17,10 +17,9 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-pub(super) use self::engine::DESCRIPTION as ENGINE;
 use self::engine::Engine;
 use super::output::{fail, print};
-use super::plan::{PlanError, input, read_input, unread};
+use super::plan::{PlanError, groups, input, read_input, unread};
 use super::{BAD_INPUT, socket};
 
 /// Arguments of `kvasir doctor`.
@@ -245,7 +244,7 @@ fn examine_engine(
     args: &DoctorArgs,
     report: &mut Report,
 ) -> Result<connector::Settings, PlanError> {
-    if let Some(unread) = unread(&input::unknown_fields(document, &engine::DESCRIPTION)) {
+    if let Some(unread) = unread(&input::unknown_fields(document, &groups::ENGINE)) {
         report.note("unread_fields", unread);
     }
     let settings = connector::check(engine, args.socket.clone(), report);

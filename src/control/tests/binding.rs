@@ -1,6 +1,6 @@
-#[path = "binding_known_tests.rs"]
+#[path = "binding_known.rs"]
 mod known;
-#[path = "binding_listener_tests.rs"]
+#[path = "binding_listener.rs"]
 mod listeners;
 
 use std::sync::Mutex as StdMutex;

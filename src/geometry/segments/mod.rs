@@ -13,12 +13,15 @@ mod region;
 
 pub use commit::Commit;
 pub use error::SegmentError;
-pub use region::{HeadSlices, MAX_SEGMENTS, SegmentInput, TensorPlacement};
+pub use region::{HeadSlices, SegmentInput, TensorPlacement};
 
 use std::fmt;
 use std::str::FromStr;
 
 use num_integer::Integer;
+
+/// Most segments of one reservation: 512 layers of 128 heads each, twice over.
+pub const MAX_SEGMENTS: u64 = 1 << 17;
 
 /// Order of the dimensions layer, block, head, token slot (N) and content, outermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,8 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::geometry::layout::{GroupLayout, LayerPlacement};
-use crate::geometry::view::{Plane, StorageId};
+use crate::geometry::pages::{self, LayerPages};
 
 const GRANULE: u64 = 2 << 20;
 
@@ -195,47 +194,32 @@ fn the_scheduler_never_sees_padding() {
 }
 
 #[test]
-fn commits_views_and_placements_agree_on_a_padded_reservation() {
+fn commits_and_pages_agree_on_a_padded_reservation() {
     let (page, committed) = (20_480, 77);
     let plan = SegmentPlan::new(&layers(28, page, 102), true).unwrap();
-    let place = |storage_bytes: u64, own_storages: bool| -> GroupLayout {
-        let layer = |(index, segment): (usize, &Segment)| {
-            let (storage, offset) = if own_storages {
-                (index as u64, 0)
-            } else {
-                (0, segment.offset)
-            };
-            let plane = Plane {
-                storage: StorageId(storage),
-                storage_bytes,
-                offset,
-                block_stride: segment.block_stride,
-                bytes: page,
-            };
-            LayerPlacement {
-                layer: format!("l{index}"),
-                planes: vec![plane],
-            }
-        };
-        let layers: Vec<LayerPlacement> = plan.padded().segments.iter().enumerate().map(layer).collect();
-        GroupLayout::new(&layers, committed).unwrap()
+    let segments = &plan.padded().segments;
+    let layer = |region: usize, offset: u64, block_stride: u64| LayerPages {
+        region: region as u16,
+        offset,
+        block_stride,
+        page_bytes: page,
     };
-    // One reservation, and the same pages once every layer has a storage of exactly its committed bytes.
-    let whole = place(plan.padded().total_bytes, false);
-    let own = place(committed * page, true);
-    let commit = plan.commit(committed);
-    assert_eq!(whole.bytes_per_block() * committed, commit.nominal_bytes);
-    assert_eq!(own.bytes_per_block() * committed, commit.nominal_bytes);
-    for block in [0, 1, committed - 1] {
-        let pairs = whole.block(block).unwrap().zip(own.block(block).unwrap());
-        for ((in_whole, in_own), segment) in pairs.zip(&plan.padded().segments) {
-            assert_eq!(in_whole.offset, segment.offset + in_own.offset);
-            // Every page lies in the granules that the commit mapped for its own segment.
-            let mapped = segment.offset..segment.offset + (committed * page).next_multiple_of(GRANULE);
-            assert!(mapped.contains(&in_whole.offset) && in_whole.offset + page <= mapped.end);
-        }
+    // One reservation, and the same pages once every layer has a region of exactly its committed bytes.
+    let place = |segment: &Segment| layer(0, segment.offset, segment.block_stride);
+    let whole: Vec<LayerPages> = segments.iter().map(place).collect();
+    let own: Vec<LayerPages> = (0..28)
+        .map(|index| layer(index, 0, segments[index].block_stride))
+        .collect();
+    let name = |index| format!("layer {index}");
+    pages::check(&whole, &[plan.padded().total_bytes], committed, name).unwrap();
+    pages::check(&own, &[committed * page; 28], committed, name).unwrap();
+    pages::check(&own, &[committed * page; 28], committed + 1, name).unwrap_err();
+    assert_eq!(28 * page * committed, plan.commit(committed).nominal_bytes);
+    for (pages, segment) in whole.iter().zip(segments) {
+        // Every page lies in the granules that the commit mapped for its own segment.
+        let mapped = segment.offset + (committed * page).next_multiple_of(GRANULE);
+        assert!(pages.offset + (committed - 1) * pages.block_stride + page <= mapped);
     }
-    assert!(whole.block(committed).is_none() && own.block(committed).is_none());
 }
 
 #[test]
