@@ -7,6 +7,9 @@
 
 pub mod geometry;
 
+#[cfg(feature = "describe")]
+pub mod describe;
+
 pub mod keys;
 
 pub mod sync;
@@ -23,10 +26,10 @@ pub mod pool;
 
 pub mod cache;
 
-#[cfg(not(loom))] // tokio has no sockets under loom
+#[cfg(all(feature = "server", not(loom)))] // tokio has no sockets under loom
 pub mod server;
 
 pub mod client;
 
-#[cfg(not(loom))]
+#[cfg(all(feature = "cli", not(loom)))]
 pub mod cli;

@@ -1,11 +1,12 @@
 //! The module's functions: geometry, fingerprints, identities, and the test hook.
 
-use kvasir::cli::plan::{PlanError, groups};
 use kvasir::client::{ClientConfig, Damage, corrupt_pool};
 use kvasir::copy::CopyEngine;
+use kvasir::describe;
 use kvasir::geometry::fingerprint::{FingerprintInput, GroupFingerprint, LayerFingerprint, fingerprint};
 use kvasir::geometry::{
-    BoundGeometry, GeometryError, ObjectGroup, ObjectKind, Ratio, ResolvedGeometry, object_groups, resolve,
+    BoundGeometry, ByteSize, GeometryError, ObjectGroup, ObjectKind, Ratio, ResolvedGeometry, object_groups,
+    resolve,
 };
 use kvasir::wire::PeerKind;
 use pyo3::exceptions::PyValueError;
@@ -39,7 +40,7 @@ fn domain_seed(py: Python<'_>, domain: DomainArg, chunk_size: u64) -> PyResult<B
 
 #[pyfunction]
 fn parse_size(text: &str) -> PyResult<u64> {
-    let size: Result<kvasir::server::ByteSize, String> = text.parse();
+    let size: Result<ByteSize, String> = text.parse();
     size.map(|size| size.0).map_err(PyValueError::new_err)
 }
 
@@ -113,7 +114,7 @@ fn bound_json(bound: &BoundGeometry) -> Result<Value, String> {
 }
 
 fn resolved(py: Python<'_>, json: &str) -> PyResult<ResolvedGeometry> {
-    let input = groups::parse(json.as_bytes(), None).map_err(|error: PlanError| {
+    let input = describe::groups(json.as_bytes(), None).map_err(|error| {
         let offending = error.groups.iter().map(|(index, _)| *index as i64).collect();
         typed(py, error.kind, offending, error.message)
     })?;

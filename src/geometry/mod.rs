@@ -21,6 +21,7 @@ pub mod object;
 mod ratio;
 mod resolve;
 pub mod segments;
+mod size;
 pub mod view;
 pub mod window;
 
@@ -33,6 +34,7 @@ pub use group::{GeometryInput, GroupKind, KvGroup, LayerSpec, RecurrentMode};
 pub use object::{ObjectGroup, ObjectKind, object_groups};
 pub use ratio::Ratio;
 pub use resolve::{ResolvedGeometry, ResolvedGroup, ResolvedLayer, resolve, resolve_described};
+pub use size::ByteSize;
 
 #[cfg(test)]
 mod tests;

@@ -35,7 +35,8 @@ pub use fleet::FleetError;
 pub use limits::LimitError;
 pub use listen::ListenError;
 pub use run::run;
-pub use size::ByteSize;
+
+pub use crate::geometry::ByteSize;
 
 use crate::cache::CoreError;
 use crate::control::{BindError, ControlError};

@@ -20,6 +20,7 @@ pub mod mapping;
 pub mod memfd;
 pub mod memory;
 pub mod process;
+#[cfg(feature = "server")] // waits in the event loop
 pub mod readable;
 pub mod socket_path;
 mod words;

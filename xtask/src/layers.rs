@@ -14,8 +14,9 @@ use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 use crate::command;
 
 /// The modules from the bottom up.
-const ORDER: [&str; 12] = [
-    "geometry", "keys", "sync", "shm", "control", "wire", "copy", "pool", "cache", "server", "client", "cli",
+const ORDER: [&str; 13] = [
+    "geometry", "describe", "keys", "sync", "shm", "control", "wire", "copy", "pool", "cache", "server",
+    "client", "cli",
 ];
 
 /// Imports that the order would allow and the design does not: the client library has to stay separable from

@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use crate::cli::plan::input::{Fields, Shape, shown};
+use crate::cli::plan::shape::Shape;
 use crate::cli::plan::{PlanError, groups};
+use crate::describe::{self, Fields, shown};
 use crate::geometry::GeometryInput;
 
 /// What a description may hold; docs/operations.md says what it means.
@@ -87,12 +88,13 @@ impl<'a> Engine<'a> {
         };
         let groups = fields
             .get("groups")
-            .map(|_| groups::read(document, None))
+            .map(|_| describe::read_groups(document, None))
             .transpose();
         match groups {
             Ok(groups) if reasons.is_empty() => Ok(Self { groups, ..engine }),
             Ok(_) => Err(PlanError::new("invalid", reasons.join("; "))),
-            Err(mut error) => {
+            Err(error) => {
+                let mut error = PlanError::from(error);
                 reasons.push(error.message);
                 error.message = reasons.join("; ");
                 Err(error)
