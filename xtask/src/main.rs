@@ -4,7 +4,10 @@
 mod codegen;
 mod command;
 mod demo;
+mod deny;
+mod features;
 mod layers;
+mod licence;
 mod needs;
 mod python;
 mod steps;
@@ -27,11 +30,11 @@ struct Arguments {
 enum Task {
     /// Show a real vLLM getting its prefix cache back from Kvasir, in a new process
     Demo(demo::Options),
-    /// Run every check: format, layers, generated code, lints, docs, Rust, loom, Python, vLLM
+    /// Run every check: format, layers, dependencies, generated code, lints, docs, Rust, loom, Python, vLLM
     Test(test::Options),
     /// Regenerate the flatbuffers code from schema/
     Codegen(codegen::Options),
-    /// Check that no module imports one that lies above it
+    /// Check that no module imports one that lies above it, and what client and Python module link
     Layers,
     /// Make the Python environment with the CPU build of vLLM, without running anything in it
     VllmEnv(vllm_env::Options),
@@ -42,7 +45,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options),
         Task::Test(options) => test::run(&options),
         Task::Codegen(options) => codegen::run(options.check),
-        Task::Layers => layers::run(),
+        Task::Layers => layers::run().and_then(|()| features::run()),
         Task::VllmEnv(options) => vllm_env::run(&options),
     };
     match result {
