@@ -51,3 +51,11 @@ pub use self::load::LoadRequest;
 pub use self::stats::ClientStats;
 pub use self::store::{StoreOutcome, StoreRequest};
 pub use self::tickets::Ticket;
+
+// What calls take and answers hold, from where it is defined.
+pub use crate::cache::{LookupRequest, ReuseCounters, Tail, TailList, Tails};
+pub use crate::copy::HostMemory;
+pub use crate::wire::{
+    Domain, ErrorCode, GroupKind, GroupSpan, LoadItem, Negotiate, NegotiateReply, ObjectGroup, ObjectId,
+    PayloadPath, PeerKind, RegisterKvCache, WireError,
+};

@@ -30,7 +30,7 @@ mod size;
 mod state;
 mod status;
 
-pub use config::{Config, Settings, SettingsError};
+pub use config::{ChunkScope, ChunkSize, ChunkSizePolicy, Config, LogLevel, Settings, SettingsError};
 pub use fleet::FleetError;
 pub use limits::LimitError;
 pub use listen::ListenError;
