@@ -1,9 +1,9 @@
 //! Kvasir: a co-located KV-cache server for LLM inference engines.
 //!
-//! A server owns a pool of shared memory and an index of what lies in it. Engines on the same machine put the KV cache of
-//! their prompts there and get it back: after it was evicted from their own memory, in another engine, after a restart.
-//! Payload is never sent. An engine maps the pool and copies between it and its own memory. A socket carries what needs
-//! the server: chunk size, registration, space for stores, what was stored.
+//! A server owns a pool of shared memory and an index of what lies in it. Engines on the same machine put the KV
+//! cache of their prompts there and get it back: after it was evicted from their own memory, in another engine,
+//! after a restart. Payload is never sent. An engine maps the pool and copies between it and its own memory. A
+//! socket carries what needs the server: chunk size, registration, space for stores, what was stored.
 //!
 //! This crate is the client library that engines link, and with its default features the server and the program
 //! `kvasir` as well.
@@ -17,10 +17,10 @@
 //!
 //! # Words
 //!
-//! An **object** is the KV cache of one chunk of a prompt, named by a **key** over all tokens up to the chunk's end. A
-//! **domain** is all else that decides about its bytes: the model, its weights, the layout. Engines of one domain share
-//! objects. A **tail** is the object of a prompt's last tokens, which fill no chunk. A **rank** of a tensor parallel engine
-//! holds one **part** of each object, and an object is there when all its parts are.
+//! An **object** is the KV cache of one chunk of a prompt, named by a **key** over all tokens up to the chunk's
+//! end. A **domain** is all else that decides about its bytes: the model, its weights, the layout. Engines of one
+//! domain share objects. A **tail** is the object of a prompt's last tokens, which fill no chunk. A **rank** of a
+//! tensor parallel engine holds one **part** of each object, and an object is there when all its parts are.
 //!
 //! # Modules, in the order in which to read them
 //!
@@ -30,8 +30,9 @@
 //! 4. [`wire`]: the messages, for those who write another client.
 //! 5. `server`: settings, and how to run one. Its parts are the crate's own.
 //!
-//! Below these lie, from the bottom up, shared memory (`shm`), the agreement on the chunk size (`control`), the copies
-//! (`copy`), the pool (`pool`) and the index (`cache`). They are public for the tests and benches of the repository alone.
+//! Below these lie, from the bottom up, shared memory (`shm`), the agreement on the chunk size (`control`), the
+//! copies (`copy`), the pool (`pool`) and the index (`cache`). They are public for the tests and benches of the
+//! repository alone.
 //!
 //! # A whole engine
 //!
@@ -169,8 +170,8 @@ pub mod describe;
 
 pub mod keys;
 
-// What is hidden is no interface: it is public for this repository's tests, benches and fuzz targets, which play hostile
-// peers and count what single steps cost. It changes without notice.
+// What is hidden is no interface: it is public for this repository's tests, benches and fuzz targets, which play
+// hostile peers and count what single steps cost. It changes without notice.
 #[doc(hidden)]
 pub mod sync;
 

@@ -46,8 +46,9 @@ class Engine:
         )
 
     def wait_for_room(self) -> None:
-        """Waits until the pool is there. A new server makes it present bit by bit, and an engine would not wait: it would
-        go on, and that store would be dropped."""
+        """Waits until the pool is there. A new server makes it present bit by bit.
+
+        An engine would not wait: it would go on, and that store would be dropped."""
 
         def is_present() -> bool:
             pool = json.loads(self.client.status_json())["pool"]
@@ -81,23 +82,27 @@ def domain(world: int) -> dict[str, object]:
 
 
 def connect(socket: str, kind: str) -> kvasir.Client:
-    """Makes a client. A server that is away is no error: the client connects when there is one. Here that is waited for."""
-    # All processes of one engine have the same 16 bytes. Each rank holds a little space ahead: the pools here are small.
+    """Makes a client, and waits until it is connected.
+
+    A server that is away is no error: the client connects when there is one."""
+    # All processes of one engine have the same 16 bytes. Each rank holds a little space ahead: the pools here are
+    # small.
     client = kvasir.Client(socket, kind, "example", b"\7" * 16, credit_bytes=1 << 20)
     wait("the server", lambda: client.healthy)
     return client
 
 
 def keys(seed: bytes, chunk_tokens: int, tokens: list[int]) -> kvasir.KeyChain:
-    """The names of a prompt's objects. They follow from the domain, by its seed, and from all tokens up to their ends."""
+    """The names of a prompt's objects. They follow from the domain's seed and from all tokens up to their ends."""
     chain = kvasir.KeyChain(seed, chunk_tokens)
     chain.extend(tokens)
     return chain
 
 
 def look_up(client: kvasir.Client, seed: bytes, chain: kvasir.KeyChain, request: int) -> kvasir.Hit:
-    """Asks how much of a prompt is there: full chunks, and the tail that ends at any block of the last one. What is found
-    is pinned under the label `request`."""
+    """Asks how much of a prompt is there: full chunks, and the tail that ends at any block of the last one.
+
+    What is found is pinned under the label `request`."""
     return client.lookup(seed, request, chain, BLOCK_TOKENS, len(chain), 0)
 
 

@@ -16,8 +16,8 @@ from engine import BLOCK_TOKENS, SPANS, connect, domain, keys, look_up
 
 def main(socket: str) -> None:
     client = connect(socket, "scheduler")
-    # A scheduler agrees on the chunk size as every rank does. It registers nothing: it has no KV cache. So it computes the
-    # seed that the ranks are told when they register.
+    # A scheduler agrees on the chunk size as every rank does. It registers nothing: it has no KV cache. So it
+    # computes the seed that the ranks are told when they register.
     chunk_tokens = client.negotiate(BLOCK_TOKENS, SPANS)
     seed = kvasir.domain_seed(domain(1), chunk_tokens)
 

@@ -2,8 +2,8 @@
 
     python many_ranks.py SOCKET [RANKS]
 
-The ranks are threads here and processes in an engine; the server sees no difference. They do not wait for each other: an
-object becomes visible with its last part, whoever brings it.
+The ranks are threads here and processes in an engine; the server sees no difference. They do not wait for each
+other: an object becomes visible with its last part, whoever brings it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def main(socket: str, ranks: int) -> None:
         scheduler.end_session(0)
         return hit
 
-    # Until all ranks have registered, nobody can tell whether an object is complete, and a lookup is a miss. Then it is a
-    # miss until the last part is there.
+    # Until all ranks have registered, nobody can tell whether an object is complete, and a lookup is a miss. Then
+    # it is a miss until the last part is there.
     engines = []
     for rank in range(ranks):
         engine = Engine(socket, rank, ranks)

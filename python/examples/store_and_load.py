@@ -20,15 +20,15 @@ REQUEST = 1
 def main(socket: str) -> None:
     engine = Engine(socket)
 
-    # A prompt of three chunks and one block more, in blocks 1, 2, 3 and so on. Block 0 is the null block of an engine: it
-    # holds nothing, and the client neither reads nor writes it.
+    # A prompt of three chunks and one block more, in blocks 1, 2, 3 and so on. Block 0 is the null block of an
+    # engine: it holds nothing, and the client neither reads nor writes it.
     tokens = list(range(3 * engine.chunk_tokens + BLOCK_TOKENS))
     blocks = len(tokens) // BLOCK_TOKENS
     for block in range(1, blocks + 1):
         engine.write_block(block, block)
 
-    # Each full chunk is one object, and what is left is a tail. Objects of one length that follow each other are one run.
-    # A run names the object before its first.
+    # Each full chunk is one object, and what is left is a tail. Objects of one length that follow each other are
+    # one run. A run names the object before its first.
     chain = keys(engine.seed, engine.chunk_tokens, tokens)
     chunks, ids = chain.num_chunks, list(range(1, blocks + 1))
     in_chunks = blocks - 1

@@ -54,6 +54,7 @@ pub use self::tickets::Ticket;
 
 // What calls take and answers hold, from where it is defined.
 pub use crate::cache::{LookupRequest, ReuseCounters, Tail, TailList, Tails};
+pub use crate::control::{ControlView, Counter, Health};
 pub use crate::copy::HostMemory;
 pub use crate::wire::{
     Domain, ErrorCode, GroupKind, GroupSpan, LoadItem, Negotiate, NegotiateReply, ObjectGroup, ObjectId,

@@ -2,11 +2,11 @@
 //!
 //! May import `sync`, `shm`, `copy`.
 
-pub mod accounting;
-pub mod alloc;
-pub mod body;
-pub mod directory;
-pub mod epochs;
+pub(crate) mod accounting;
+pub(crate) mod alloc;
+pub(crate) mod body;
+pub(crate) mod directory;
+pub(crate) mod epochs;
 mod error;
 mod frames;
 #[allow(clippy::module_inception)]

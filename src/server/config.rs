@@ -12,7 +12,7 @@ use crate::control::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum
 use crate::geometry::{ByteSize, Bytes};
 
 /// The most bytes that a socket path can have.
-pub const MAX_SOCKET_PATH_BYTES: usize = 107;
+pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// The most characters of a file's line that an error shows.
 const SHOWN_CHARS: usize = 60;

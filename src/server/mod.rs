@@ -10,7 +10,7 @@
 mod accept;
 mod answer;
 mod bindings;
-pub mod config;
+pub(crate) mod config;
 mod connection;
 mod convert;
 mod dispatch;
@@ -19,7 +19,7 @@ mod fleet;
 mod fleet_desk;
 mod journal;
 mod limits;
-pub mod listen;
+pub(crate) mod listen;
 mod liveness;
 mod name_watch;
 mod offload;

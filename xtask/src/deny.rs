@@ -403,7 +403,10 @@ allow-git = []
 
     #[test]
     fn only_what_is_resolved_counts() {
-        let package = |id: &str| serde_json::json!({"id": id, "name": id, "version": "1.0.0", "license": null, "source": null});
+        let package = |id: &str| {
+            let none = Value::Null;
+            serde_json::json!({"id": id, "name": id, "version": "1.0.0", "license": none, "source": none})
+        };
         let document = serde_json::json!({
             "packages": [package("used"), package("listed")],
             "resolve": {"nodes": [{"id": "used"}]},
