@@ -23,6 +23,7 @@ mod domain;
 mod extras;
 #[cfg(test)]
 mod golden;
+#[doc(hidden)] // what the bench of hashing calls
 pub mod leaves;
 mod weights;
 

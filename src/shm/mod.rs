@@ -20,7 +20,7 @@ pub(crate) mod mapping;
 pub(crate) mod memfd;
 pub mod memory;
 pub mod process;
-#[cfg(feature = "server")] // waits in the event loop
+#[cfg(all(feature = "server", not(loom)))] // waits in the event loop
 pub(crate) mod readable;
 pub(crate) mod socket_path;
 mod words;
