@@ -1,12 +1,13 @@
 //! The module's functions: geometry, fingerprints, identities, and the test hook.
 
-use kvasir::cli::plan::{PlanError, groups};
 use kvasir::client::{ClientConfig, Damage, corrupt_pool};
 use kvasir::copy::CopyEngine;
+use kvasir::describe;
 use kvasir::geometry::fingerprint::{FingerprintInput, GroupFingerprint, LayerFingerprint, fingerprint};
 use kvasir::geometry::pages::{self, LayerPages, LayerTensor};
 use kvasir::geometry::{
-    BoundGeometry, GeometryError, ObjectGroup, ObjectKind, Ratio, ResolvedGeometry, object_groups, resolve,
+    BoundGeometry, ByteSize, GeometryError, ObjectGroup, ObjectKind, Ratio, ResolvedGeometry, object_groups,
+    resolve,
 };
 use kvasir::object::ClientKind;
 use pyo3::exceptions::PyValueError;
@@ -42,7 +43,7 @@ fn domain_seed(py: Python<'_>, domain: DomainArg, chunk_size: u64) -> PyResult<B
 
 #[pyfunction]
 fn parse_size(text: &str) -> PyResult<u64> {
-    let size: Result<kvasir::server::ByteSize, String> = text.parse();
+    let size: Result<ByteSize, String> = text.parse();
     size.map(|size| size.0).map_err(PyValueError::new_err)
 }
 
@@ -116,7 +117,7 @@ fn bound_json(bound: &BoundGeometry) -> Result<Value, String> {
 }
 
 fn resolved(py: Python<'_>, json: &str) -> PyResult<ResolvedGeometry> {
-    let input = groups::parse(json.as_bytes(), None).map_err(|error: PlanError| {
+    let input = describe::groups(json.as_bytes(), None).map_err(|error| {
         let offending = error.groups.iter().map(|(index, _)| *index as i64).collect();
         typed(py, error.kind, offending, error.message)
     })?;

@@ -7,6 +7,7 @@ mod environment;
 mod failure;
 mod log;
 mod output;
+#[doc(hidden)] // what fuzz targets and benches call
 pub mod plan;
 mod serve;
 mod socket;

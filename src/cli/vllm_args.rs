@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::output::{fail, print};
 use super::{BAD_INPUT, socket};
-use crate::server::ByteSize;
+use crate::geometry::ByteSize;
 
 /// Arguments of `kvasir vllm-args`.
 #[derive(Debug, Args)]

@@ -28,11 +28,11 @@ use crate::shm::{Mapping, Memfd, OwnerAccess, ReadOnly, ReadWrite, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering};
 
 /// The size of the region in bytes, also where pages are larger.
-pub const CONTROL_BYTES: usize = 4096;
+pub(crate) const CONTROL_BYTES: usize = 4096;
 /// The version of this layout. Any change to it that an older client could misread raises it.
-pub const ABI_VERSION: u32 = 4;
+pub(crate) const ABI_VERSION: u32 = 4;
 /// The first word of the region.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"KVASIRC1");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"KVASIRC1");
 
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 8;

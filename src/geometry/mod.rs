@@ -22,6 +22,7 @@ mod ratio;
 mod resolve;
 mod resolved;
 pub mod segments;
+mod size;
 pub mod window;
 
 pub use bound::{BoundGeometry, BoundGroup};
@@ -34,6 +35,7 @@ pub use object::{ObjectGroup, object_groups};
 pub use ratio::Ratio;
 pub use resolve::{resolve, resolve_described};
 pub use resolved::{ResolvedGeometry, ResolvedGroup, ResolvedLayer};
+pub use size::ByteSize;
 pub use window::ObjectKind;
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod extras;
 #[cfg(test)]
 #[path = "tests/golden.rs"]
 mod golden;
+#[doc(hidden)] // what the bench of hashing calls
 pub mod leaves;
 mod weights;
 

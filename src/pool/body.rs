@@ -7,18 +7,18 @@ use crate::object::Extent;
 use crate::shm::mapping::{Access, Mapping, ReadWrite};
 
 /// Body words inside a record.
-pub const INLINE_WORDS: usize = 6;
+pub(crate) const INLINE_WORDS: usize = 6;
 /// Words of a part before its extents: one of both counts, and the checksum.
-pub const BODY_HEAD_WORDS: usize = 2;
+pub(crate) const BODY_HEAD_WORDS: usize = 2;
 const HEAD_WORDS: usize = BODY_HEAD_WORDS;
 /// Bytes of a chain block.
-pub const CHAIN_BYTES: usize = 64;
+pub(crate) const CHAIN_BYTES: usize = 64;
 /// Body words in a chain block.
-pub const CHAIN_WORDS: usize = 7;
+pub(crate) const CHAIN_WORDS: usize = 7;
 /// Extents that one part can have, by the width of its field.
-pub const MAX_PART_EXTENTS: usize = 0xffff;
+pub(crate) const MAX_PART_EXTENTS: usize = 0xffff;
 /// Bytes that one part can have, by the width of their field.
-pub const MAX_PART_BYTES: u64 = (1 << 48) - 1;
+pub(crate) const MAX_PART_BYTES: u64 = (1 << 48) - 1;
 
 /// One part of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,17 +32,17 @@ pub struct PartBody {
 }
 
 /// Chain blocks that a pool of `frames` frames needs at most.
-pub const fn chain_blocks(frames: u32) -> u32 {
+pub(crate) const fn chain_blocks(frames: u32) -> u32 {
     frames / 2 + 64
 }
 
 /// Chain blocks that a body of `words` words needs.
-pub const fn blocks_for(words: usize) -> usize {
+pub(crate) const fn blocks_for(words: usize) -> usize {
     words.saturating_sub(INLINE_WORDS).div_ceil(CHAIN_WORDS)
 }
 
 /// The words of a body.
-pub fn encode(parts: &[PartBody]) -> Vec<u64> {
+pub(crate) fn encode(parts: &[PartBody]) -> Vec<u64> {
     let mut words = Vec::with_capacity(parts.iter().map(|p| HEAD_WORDS + p.extents.len()).sum());
     for part in parts {
         debug_assert!(part.bytes <= MAX_PART_BYTES && part.extents.len() <= MAX_PART_EXTENTS);
@@ -55,7 +55,7 @@ pub fn encode(parts: &[PartBody]) -> Vec<u64> {
 
 /// One part of a body: its bytes, its checksum, and its runs appended to `extents`. `None` when the words are
 /// not a body.
-pub fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<(u64, u64)> {
+pub(crate) fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<(u64, u64)> {
     let mut at = 0;
     for _ in 0..part {
         at += HEAD_WORDS + (words.get(at)? & 0xffff) as usize;
@@ -75,7 +75,7 @@ fn part_at(words: &[u64], at: usize) -> Option<(u64, u64, &[u64])> {
 }
 
 /// All parts of a body. `None` when the words are not a body of that many parts.
-pub fn decode(words: &[u64], parts: u16) -> Option<Vec<PartBody>> {
+pub(crate) fn decode(words: &[u64], parts: u16) -> Option<Vec<PartBody>> {
     let mut all = Vec::with_capacity(parts.into());
     let mut at = 0;
     for _ in 0..parts {
@@ -145,7 +145,7 @@ impl BodyCursor {
 
 /// The chain blocks of one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChainArea {
+pub(crate) struct ChainArea {
     /// Offset of block 0.
     pub base: usize,
     /// Number of blocks.
@@ -157,7 +157,7 @@ impl ChainArea {
     ///
     /// # Errors
     /// Those of the mapping when a block is outside of it.
-    pub fn write(
+    pub(crate) fn write(
         self,
         mapping: &Mapping<ReadWrite>,
         words: &[u64],
@@ -177,7 +177,7 @@ impl ChainArea {
     ///
     /// # Errors
     /// Those of the mapping when the block is outside of it.
-    pub fn write_block(
+    pub(crate) fn write_block(
         self,
         mapping: &Mapping<ReadWrite>,
         block: u32,
@@ -187,7 +187,7 @@ impl ChainArea {
     }
 
     /// Goes on with a walk. The inner one is `None` at the end; the outer one when the words are not a body.
-    pub fn next_piece<A: Access>(
+    pub(crate) fn next_piece<A: Access>(
         self,
         mapping: &Mapping<A>,
         cursor: &mut BodyCursor,
@@ -234,7 +234,7 @@ impl ChainArea {
     ///
     /// Relaxed loads: the caller checks afterwards that the record has not changed. `None` when a link
     /// leads outside of the area, which only a record that is being changed can have.
-    pub fn read<A: Access>(
+    pub(crate) fn read<A: Access>(
         self,
         mapping: &Mapping<A>,
         body: u64,
@@ -262,7 +262,7 @@ impl ChainArea {
     }
 
     /// The blocks that a body occupies, in order.
-    pub fn blocks_of<A: Access>(self, mapping: &Mapping<A>, body: u64) -> Option<Vec<u32>> {
+    pub(crate) fn blocks_of<A: Access>(self, mapping: &Mapping<A>, body: u64) -> Option<Vec<u32>> {
         let count = blocks_for((body & 0xffff_ffff) as usize);
         let mut blocks = Vec::with_capacity(count.min(self.blocks as usize));
         let mut link = body >> 32;
@@ -283,7 +283,7 @@ impl ChainArea {
 
 /// Numbers that are free to use: the lowest never used one, or the one freed last.
 #[derive(Debug, Default)]
-pub struct NumberPool {
+pub(crate) struct NumberPool {
     freed: Vec<u32>,
     next: u32,
     total: u32,
@@ -291,7 +291,7 @@ pub struct NumberPool {
 
 impl NumberPool {
     /// Numbers `0..total`, all free.
-    pub fn new(total: u32) -> Self {
+    pub(crate) fn new(total: u32) -> Self {
         Self {
             // Room that is not touched before it is used, and never moves: a move of millions of numbers takes long.
             freed: Vec::with_capacity(total as usize),
@@ -301,7 +301,7 @@ impl NumberPool {
     }
 
     /// Takes one.
-    pub fn take(&mut self) -> Option<u32> {
+    pub(crate) fn take(&mut self) -> Option<u32> {
         self.freed.pop().or_else(|| {
             let number = (self.next < self.total).then_some(self.next)?;
             self.next += 1;
@@ -309,22 +309,14 @@ impl NumberPool {
         })
     }
 
-    /// Takes several or none.
-    pub fn take_many(&mut self, count: usize) -> Option<Vec<u32>> {
-        if count > self.freed.len() + (self.total - self.next) as usize {
-            return None;
-        }
-        (0..count).map(|_| self.take()).collect()
-    }
-
     /// Gives one back.
-    pub fn put(&mut self, number: u32) {
+    pub(crate) fn put(&mut self, number: u32) {
         debug_assert!(number < self.next);
         self.freed.push(number);
     }
 
     /// How many are taken.
-    pub fn taken(&self) -> usize {
+    pub(crate) fn taken(&self) -> usize {
         self.next as usize - self.freed.len()
     }
 }

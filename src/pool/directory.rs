@@ -13,14 +13,14 @@ use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering};
 
 /// First word of the region.
-pub const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRD1");
+pub(crate) const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRD1");
 const HEADER: usize = 4096;
 const AT_BOOT: usize = 64;
 const AT_CHUNK_SIZE: usize = 72;
 const RECORD_BYTES: usize = 192;
 const RECORD_WORDS: usize = RECORD_BYTES / 8;
 /// Words of a record that the index has too: incarnation, key, shape, bytes, body, inline body words.
-pub const SHARED_WORDS: usize = HEAD_WORDS + INLINE_WORDS;
+pub(crate) const SHARED_WORDS: usize = HEAD_WORDS + INLINE_WORDS;
 /// Words before the body in a record of the index.
 const HEAD_WORDS: usize = 10;
 
@@ -40,16 +40,16 @@ pub enum Owner {
     Record(u32),
     /// A client of an earlier boot, or nobody: a frame that could not be freed.
     Quarantined {
-        /// The client's slab; [`NO_SLAB`] where it is nobody's.
+        /// The client's slab; `NO_SLAB` where it is nobody's.
         slab: u16,
     },
 }
 
 /// Names no slab: what is quarantined under it stays so as long as the pool.
-pub const NO_SLAB: u16 = u16::MAX;
+pub(crate) const NO_SLAB: u16 = u16::MAX;
 
 /// Grant counters have 44 bits.
-pub const MAX_GRANT_COUNTER: u64 = (1 << 44) - 1;
+pub(crate) const MAX_GRANT_COUNTER: u64 = (1 << 44) - 1;
 
 impl Owner {
     /// The owner word.

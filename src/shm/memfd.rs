@@ -187,7 +187,7 @@ fn reopen(fd: BorrowedFd<'_>, write: bool) -> Result<OwnedFd, ShmError> {
 ///
 /// # Errors
 /// [`ShmError::Os`] when the file cannot have seals at all, which a file on disk cannot.
-pub fn seals(fd: BorrowedFd<'_>) -> Result<u32, ShmError> {
+pub(crate) fn seals(fd: BorrowedFd<'_>) -> Result<u32, ShmError> {
     let bits =
         fcntl(fd, FcntlArg::F_GET_SEALS).map_err(|e| ShmError::os("fcntl(F_GET_SEALS)", "a file", e))?;
     Ok(bits as u32)
@@ -197,7 +197,7 @@ pub fn seals(fd: BorrowedFd<'_>) -> Result<u32, ShmError> {
 ///
 /// # Errors
 /// [`ShmError::Os`] when the kernel does not say.
-pub fn file_len(fd: BorrowedFd<'_>) -> Result<u64, ShmError> {
+pub(crate) fn file_len(fd: BorrowedFd<'_>) -> Result<u64, ShmError> {
     let file = fd
         .try_clone_to_owned()
         .map(File::from)

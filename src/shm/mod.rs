@@ -14,12 +14,13 @@ mod error;
 pub mod fdpass;
 pub mod heap;
 pub mod lock;
-pub mod mapping;
-pub mod memfd;
+pub(crate) mod mapping;
+pub(crate) mod memfd;
 pub mod memory;
 pub mod process;
-pub mod readable;
-pub mod socket_path;
+#[cfg(all(feature = "server", not(loom)))] // waits in the event loop
+pub(crate) mod readable;
+pub(crate) mod socket_path;
 mod words;
 
 pub use error::ShmError;

@@ -11,9 +11,9 @@ use crate::paths;
 use crate::sources::Source;
 
 /// The modules from the bottom up.
-const ORDER: [&str; 13] = [
-    "geometry", "keys", "object", "sync", "shm", "control", "wire", "copy", "pool", "cache", "server",
-    "client", "cli",
+const ORDER: [&str; 14] = [
+    "geometry", "describe", "keys", "object", "sync", "shm", "control", "wire", "copy", "pool", "cache",
+    "server", "client", "cli",
 ];
 
 /// Imports that the order would allow and the design does not: the client library has to stay separable from

@@ -5,7 +5,10 @@ mod circles;
 mod codegen;
 mod command;
 mod demo;
+mod deny;
+mod features;
 mod layers;
+mod licence;
 mod needs;
 mod paths;
 mod places;
@@ -32,11 +35,11 @@ struct Arguments {
 enum Task {
     /// Show a real vLLM getting its prefix cache back from Kvasir, in a new process
     Demo(demo::Options),
-    /// Run every check: format, layers, generated code, lints, docs, Rust, loom, Python, vLLM
+    /// Run every check: format, layers, dependencies, generated code, lints, docs, Rust, loom, Python, vLLM
     Test(test::Options),
     /// Regenerate the flatbuffers code from schema/
     Codegen(codegen::Options),
-    /// Check how src is built up: who imports whom, no circles of files, and where tests are kept
+    /// Check how src is built up: who imports whom, no circles of files, where tests are kept, what the lean builds link
     Layers,
     /// Make the Python environment with the CPU build of vLLM, without running anything in it
     VllmEnv(vllm_env::Options),
@@ -47,7 +50,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options),
         Task::Test(options) => test::run(&options),
         Task::Codegen(options) => codegen::run(options.check),
-        Task::Layers => structure::run(),
+        Task::Layers => structure::run().and_then(|()| features::run()),
         Task::VllmEnv(options) => vllm_env::run(&options),
     };
     match result {

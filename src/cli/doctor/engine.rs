@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::cli::plan::input::{Fields, shown};
-use crate::cli::plan::{PlanError, groups};
+use crate::cli::plan::PlanError;
+use crate::describe::{self, Fields, shown};
 use crate::geometry::GeometryInput;
 
 /// Architectures whose mixers are of the Mamba-2 kind, by the names in a model's `config.json`.
@@ -64,12 +64,13 @@ impl<'a> Engine<'a> {
         };
         let groups = fields
             .get("groups")
-            .map(|_| groups::read(document, None))
+            .map(|_| describe::read_groups(document, None))
             .transpose();
         match groups {
             Ok(groups) if reasons.is_empty() => Ok(Self { groups, ..engine }),
             Ok(_) => Err(PlanError::new("invalid", reasons.join("; "))),
-            Err(mut error) => {
+            Err(error) => {
+                let mut error = PlanError::from(error);
                 reasons.push(error.message);
                 error.message = reasons.join("; ");
                 Err(error)

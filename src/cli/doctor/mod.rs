@@ -19,8 +19,10 @@ use serde_json::{Value, json};
 
 use self::engine::Engine;
 use super::output::{fail, print};
-use super::plan::{PlanError, groups, input, read_input, unread};
+use super::plan::shape::unknown_fields;
+use super::plan::{PlanError, groups, read_input, unread};
 use super::{BAD_INPUT, socket};
+use crate::describe;
 
 /// Arguments of `kvasir doctor`.
 #[derive(Debug, Args)]
@@ -195,7 +197,7 @@ fn examine(args: &DoctorArgs) -> Result<Report, PlanError> {
     let several = args.engine.len() > 1;
     let mut documents = Vec::new();
     for file in &args.engine {
-        let read = read_input(file).and_then(|bytes| input::parse(&bytes));
+        let read = read_input(file).and_then(|bytes| Ok(describe::json(&bytes)?));
         documents.push((
             file.display().to_string(),
             read.map_err(|error| of_file(error, file, several))?,
@@ -244,7 +246,7 @@ fn examine_engine(
     args: &DoctorArgs,
     report: &mut Report,
 ) -> Result<connector::Settings, PlanError> {
-    if let Some(unread) = unread(&input::unknown_fields(document, &groups::ENGINE)) {
+    if let Some(unread) = unread(&unknown_fields(document, &groups::ENGINE)) {
         report.note("unread_fields", unread);
     }
     let settings = connector::check(engine, args.socket.clone(), report);

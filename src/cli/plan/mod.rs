@@ -6,8 +6,8 @@
 pub mod chunk;
 mod from_vllm;
 pub mod groups;
-pub(super) mod input;
 pub mod segments;
+pub(super) mod shape;
 mod table;
 
 use std::fmt;
@@ -20,6 +20,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::failure;
+use crate::describe::DescriptionError;
 
 /// Longest input that is read. A description of a thousand layers takes some hundred kilobytes.
 const MAX_INPUT_BYTES: u64 = 16 << 20;
@@ -112,6 +113,17 @@ impl PlanError {
         let mut answer = self.would_be.clone().unwrap_or_else(|| json!({}));
         answer["error"] = json!({"kind": self.kind, "message": self.message, "groups": groups});
         answer
+    }
+}
+
+impl From<DescriptionError> for PlanError {
+    fn from(error: DescriptionError) -> Self {
+        Self {
+            kind: error.kind,
+            message: error.message,
+            groups: error.groups,
+            would_be: None,
+        }
     }
 }
 
