@@ -19,6 +19,9 @@ use crate::geometry::ObjectKind;
 use crate::pool::body::{MAX_PART_EXTENTS, PartBody};
 use crate::pool::{Extent, RecordState, count_frames, frames_for};
 
+/// Steps of finding the places of an object among all incomplete ones; of one that is complete they are close by still.
+const INCOMPLETE_STEPS: u32 = 16;
+
 /// Who commits, and where.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context {
@@ -225,7 +228,10 @@ impl Core {
             .add_part(&key, item.part, part, item.held_from, context.client);
         match complete {
             true => self.completed(context, item, (record, seq)),
-            false => Ok((CommitOutcome::PartAccepted, Rest::Nothing)),
+            false => {
+                turn.spend(INCOMPLETE_STEPS);
+                Ok((CommitOutcome::PartAccepted, Rest::Nothing))
+            }
         }
     }
 
