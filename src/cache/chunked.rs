@@ -84,6 +84,17 @@ impl<T> Stack<T> {
         self.last.push(entry);
     }
 
+    /// Puts some on top, in this order.
+    pub(super) fn extend(&mut self, entries: &[T])
+    where
+        T: Copy,
+    {
+        match self.last.len() + entries.len() <= PIECE {
+            true => self.last.extend_from_slice(entries),
+            false => entries.iter().for_each(|entry| self.push(*entry)),
+        }
+    }
+
     /// Takes the one on top.
     pub(super) fn pop(&mut self) -> Option<T> {
         let entry = self.last.pop();
@@ -200,6 +211,10 @@ mod tests {
             assert_eq!(stack.last_mut().copied(), entry.checked_sub(1));
             stack.push(entry);
         }
+        let more: Vec<usize> = (count..count + 2 * PIECE).collect();
+        stack.extend(&more[..10]);
+        stack.extend(&more[10..]);
+        let count = count + more.len();
         assert!(stack.iter().copied().eq((0..count).rev()));
         stack.shrink_to_fit();
         assert_eq!(stack.capacity(), count);

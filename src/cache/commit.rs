@@ -22,6 +22,9 @@ use crate::object::{
 use crate::pool::RecordState;
 use crate::pool::body::{MAX_PART_EXTENTS, PartBody};
 
+/// Steps of finding the places of an object among all incomplete ones; of one that is complete they are close by still.
+const INCOMPLETE_STEPS: u32 = 16;
+
 /// Who commits, and where.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context {
@@ -220,7 +223,10 @@ impl Core {
             .add_part(&key, item.part, part, item.held_from, context.client);
         match complete {
             true => self.completed(context, item, (record, seq)),
-            false => Ok((CommitOutcome::PartAccepted, Rest::Nothing)),
+            false => {
+                turn.spend(INCOMPLETE_STEPS);
+                Ok((CommitOutcome::PartAccepted, Rest::Nothing))
+            }
         }
     }
 

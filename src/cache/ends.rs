@@ -16,7 +16,7 @@ use super::waste::Waste;
 /// pipeline are apart.
 const ABANDONED_COMMITS: u64 = 64;
 /// Steps that it takes to end a partial, besides those for its frames and runs.
-const END_STEPS: u32 = 20;
+const END_STEPS: u32 = 40;
 /// Parts of a partial that are noted in one step.
 const PARTS_PER_STEP: u32 = 8;
 /// Steps of forgetting a mark of one that has ended.

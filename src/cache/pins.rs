@@ -93,9 +93,7 @@ impl PinTable {
             return Err(limit("objects pinned by one client", objects, self.max_objects));
         }
         let entry = held.pins.get_mut(&pin).ok_or(CoreError::UnknownPin { pin })?;
-        for record in records {
-            entry.records.push(*record);
-        }
+        entry.records.extend(records);
         held.objects = objects;
         Ok(())
     }
