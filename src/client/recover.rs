@@ -141,6 +141,7 @@ fn attempt(core: &Core) -> Result<(), Failed> {
         if stores && core.config.kind == PeerKind::Worker && session.credit_bytes() == 0 {
             take_credit(core, &mut connection, &session, core.config.credit_bytes)?;
         }
+        core.await_unanswered(core.deadline());
         match core.install(connection, session, &wanted) {
             None => return Ok(()),
             // The engine asked for something else meanwhile: that too, then.
