@@ -13,6 +13,7 @@ mod chunked;
 mod clients;
 mod commit;
 mod committing;
+mod conditions;
 mod core;
 mod credit;
 pub mod direct;
@@ -57,6 +58,7 @@ mod touching;
 mod trunks;
 pub mod turn;
 
+pub use self::conditions::{Condition, Conditions};
 pub use self::core::Core;
 pub use api::*;
 pub use clients::{ClientGone, Disconnected, Register, Unregister};

@@ -4,6 +4,7 @@
 
 mod arguments;
 mod clear;
+mod conditions;
 mod doctor;
 mod environment;
 mod failure;

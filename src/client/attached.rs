@@ -11,8 +11,8 @@ use super::stats::Stat;
 use crate::cache::direct::{self, Direct, OtherDomain, RetrieveRequest};
 use crate::cache::index::{IndexLayout, IndexReader};
 use crate::cache::pin_words::PinWords;
-use crate::cache::slabs::SLAB_BYTES;
-use crate::cache::{DomainShape, GroupShape, LookupRequest, ObjectId, RetrieveAnswer};
+use crate::cache::slabs::{SLAB_BYTES, SLAB_CONDITIONS};
+use crate::cache::{Conditions, DomainShape, GroupShape, LookupRequest, ObjectId, RetrieveAnswer};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::pool::EpochReader;
@@ -111,6 +111,13 @@ impl Attached {
             && let Ok(word) = self.slab.atomic_u64(offset)
         {
             word.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Says what keeps this client from caching.
+    pub(super) fn set_conditions(&self, conditions: Conditions) {
+        if let Ok(word) = self.slab.atomic_u64(SLAB_CONDITIONS) {
+            word.store(conditions.to_word(), Ordering::Relaxed);
         }
     }
 

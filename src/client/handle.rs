@@ -12,7 +12,7 @@ use super::stats::Stat;
 use super::tickets::Tickets;
 use super::wanted::Wanted;
 use super::{ClientConfig, ClientError, ClientStats, Maps};
-use crate::cache::{LookupRequest, ReuseCounters};
+use crate::cache::{Conditions, LookupRequest, ReuseCounters};
 use crate::control::{ControlView, Health};
 use crate::copy::CopyEngine;
 use crate::keys::ChunkKey;
@@ -289,6 +289,14 @@ impl Client {
     /// stored more than once, as tails that grow and as what was evicted and computed again.
     pub fn count_new_kv(&self, bytes: u64) {
         self.core.count(Stat::NewBytes, bytes);
+    }
+
+    /// Says what keeps the engine from caching and only the engine knows, in place of what was said before. Status shows it
+    /// beside this client.
+    pub fn set_conditions(&self, conditions: Conditions) {
+        if !self.core.is_forked_copy() {
+            self.core.set_conditions(conditions);
+        }
     }
 
     /// What this client counted.

@@ -16,6 +16,7 @@ use super::missing::Missing;
 use super::populate::{Populate, Populated, When};
 use super::stats::Stat;
 use super::{ClientConfig, ClientError, Maps};
+use crate::cache::Conditions;
 use crate::control::ControlView;
 use crate::copy::HostMemory;
 use crate::shm::atfork::forks_so_far;
@@ -145,6 +146,13 @@ impl Session {
     /// Whether nothing was stored since the last time this was asked.
     pub(super) fn was_idle(&self) -> bool {
         self.pool.as_ref().is_some_and(|pool| pool.uses.none_since_last())
+    }
+
+    /// Says in the slab, where there is one, what keeps this client from caching.
+    pub(super) fn set_conditions(&self, conditions: Conditions) {
+        if let Some(attached) = &self.attached {
+            attached.set_conditions(conditions);
+        }
     }
 
     /// Counts in the statistics words of the slab, where there is one.

@@ -12,7 +12,7 @@ use super::stats::{Counters, REUSE, Stat};
 use super::wake::Wake;
 use super::wanted::{Registered, Wanted};
 use super::{ClientConfig, ClientError};
-use crate::cache::ReuseCounters;
+use crate::cache::{Conditions, ReuseCounters};
 use crate::shm::atfork::process_generation;
 use crate::sync::shared::{AtomicBool, AtomicU64, Ordering};
 
@@ -33,6 +33,8 @@ struct State {
     /// The connection of a server that was late. What was asked over it may be done any time until the server closes it.
     unanswered: Option<Arc<Stream>>,
     wanted: Wanted,
+    /// What keeps the engine from caching, as far as the server cannot know.
+    conditions: Conditions,
     /// Why there is no link, for people.
     reason: String,
     down_since: Option<Instant>,
@@ -84,6 +86,7 @@ impl Core {
                 session: None,
                 unanswered: None,
                 wanted: Wanted::default(),
+                conditions: Conditions::default(),
                 reason: "not connected yet".into(),
                 down_since: Some(Instant::now()),
                 attempts_begun: 0,
@@ -224,6 +227,15 @@ impl Core {
                 Some(session) => session.count(stat, count),
                 None => self.counters.hold_back(stat, count),
             }
+        }
+    }
+
+    /// Replaces what keeps the engine from caching, for this server and those to come.
+    pub(super) fn set_conditions(&self, conditions: Conditions) {
+        let mut state = self.state();
+        state.conditions = conditions;
+        if let Some(session) = &state.session {
+            session.set_conditions(conditions);
         }
     }
 
@@ -399,6 +411,7 @@ impl Core {
                 .add(Stat::DegradedMs, since.elapsed().as_millis() as u64);
             session.count(Stat::DegradedSeconds, since.elapsed().as_secs());
         }
+        session.set_conditions(state.conditions);
         for (stat, count) in self.counters.take_held_back() {
             session.count(stat, count);
         }

@@ -18,8 +18,8 @@ use super::{dispatch, offload};
 use crate::cache::slabs::PIN_WORDS;
 use crate::cache::turn::Turn;
 use crate::cache::{
-    ClientCounters, ClientId, ClientKind, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, PayloadPath,
-    Reporting, ReuseCounters,
+    ClientCounters, ClientId, ClientKind, ClientStatus, Condition, CoreStatus, DomainReuse, MAX_DOMAINS,
+    PayloadPath, Reporting, ReuseCounters,
 };
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::keys::ChunkKey;
@@ -336,6 +336,8 @@ fn add_core(row: &mut Value, core: Option<&ClientStatus>) {
     row["pins"] = json!(core.map_or(0, |core| core.pins));
     row["pin_words"] = json!(core.map_or(0, |core| core.pin_words));
     row["kept"] = json!(core.map_or(0, |core| core.kept));
+    let conditions = core.map(|core| core.conditions).unwrap_or_default();
+    row["conditions"] = json!(conditions.iter().map(Condition::name).collect::<Vec<_>>());
     row["reported"] = core.map_or(Value::Null, |core| reported(&core.reported));
     row["tokens"] = core.map_or(Value::Null, |core| tokens(&core.reported.tokens));
 }

@@ -28,6 +28,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvasir import Client, KvasirError
 from kvasir.vllm import describe, engine, identity, layout, outer, weights, worker
 from kvasir.vllm import geometry as geometries
+from kvasir.vllm.conditions import Conditions
 from kvasir.vllm.fleet import Fleet
 from kvasir.vllm.meta import RankReport, StepPlan, StepReport
 from kvasir.vllm.notes import Notes
@@ -127,6 +128,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         self._rank_told = False
         self._no_loads = ""
         if scheduling:
+            self._conditions = Conditions(self._client)
             self._scheduler = SchedulerRole(
                 self._geometry,
                 self._settings,
@@ -136,9 +138,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 self._notes,
                 vllm_config.max_concurrent_batches,
                 ranks,
-                weights.EngineWeights(vllm_config, self._settings, self._notes),
+                weights.EngineWeights(vllm_config, self._settings, self._notes, self._conditions),
                 getattr(vllm_config, "lora_config", None),
                 identity.counts_media(vllm_config),
+                self._conditions,
             )
             if not self._client.healthy:
                 self._scheduler.away_at_start()
@@ -206,6 +209,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         policy = transfer.kv_load_failure_policy
         if policy == "recompute":
             return True
+        self._conditions.set("loads_forbidden")
         self._notes.warn(
             "policy",
             f"{self._without_loads}: kv_load_failure_policy is {policy!r}, under which a load that fails would fail its "
