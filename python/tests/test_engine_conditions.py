@@ -17,13 +17,14 @@ from kvasir.vllm import weights
 from kvasir.vllm.adapters import Adapters
 from kvasir.vllm.conditions import Conditions
 from kvasir.vllm.notes import Notes
-from scripted import Engine, Request
+from scripted import HYBRID_SPECS, Engine, Request, Spared
 from server_status import status
 from test_connector_adapters import LORA, Lora, adapter
 from test_connector_identity import config
 from test_connector_identity import weights as model
 from test_connector_weights import Held, computed, large, settings
 from test_native import Server, client, eventually, program
+from vllm.lora import worker_manager
 
 Engines = Callable[..., Engine]
 
@@ -149,6 +150,41 @@ def test_ranks_that_differ_say_so(server: Server, engines: Engines) -> None:
     engines(ranks=2, odd=(FullAttentionSpec(16, page_size_bytes=1024),))
     assert reported(server) == ["workers_refused"]
     assert findings(server)["workers_refused"] == "silent"
+
+
+def test_steps_that_end_where_no_state_can_be_resumed_are_said(server: Server, engines: Engines) -> None:
+    engine = engines(HYBRID_SPECS)
+    cache = engine.scheduler._vllm_config.cache_config
+    for block_size, expected in ((24, ["states_unreached"]), (32, [])):
+        # The CPU engine sets it anew once the connector is there.
+        cache.block_size = block_size
+        engine.scheduler.on_new_request(Request("one", 170))
+        assert reported(server) == expected
+
+
+def test_an_engine_whose_adapters_cannot_be_watched_says_so(
+    server: Server, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(worker_manager, "WorkerLoRAManager")
+    engines(lora_config=LORA, ranks=2)
+    (row, *others) = [row for row in status(server)["clients"] if row["conditions"]]
+    assert len(others) == 1 and {row["kind"], others[0]["kind"]} == {"worker"}
+    assert reported(server) == ["adapter_unknown"] * 2
+
+
+def test_an_error_that_an_engine_was_spared_is_said(server: Server, engines: Engines, spared: Spared) -> None:
+    engine = engines()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    engine.ranks[0].connector._worker.start_loads = fail
+    assert reported(server) == []
+    assert computed(engine, "one") == 0
+    assert spared.take("a defect") == 1
+    (row,) = [row for row in status(server)["clients"] if row["conditions"]]
+    assert (row["kind"], row["conditions"]) == ("worker", ["errors_spared"])
+    assert findings(server)["errors_spared"] == "slow"
 
 
 def test_an_adapter_that_could_not_be_read_is_read_again(

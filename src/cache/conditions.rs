@@ -23,11 +23,15 @@ pub enum Condition {
     MediaUnhashed,
     /// Its servers differ, or are one.
     ServersDiffer,
+    /// Its steps end where recurrent state cannot be resumed.
+    StatesUnreached,
+    /// The connector has kept an error of its own from the engine.
+    ErrorsSpared,
 }
 
 impl Condition {
     /// All, in the order of their bits.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::WeightsPending,
         Self::WeightsUnreadable,
         Self::WeightsUnknown,
@@ -37,6 +41,8 @@ impl Condition {
         Self::AdapterUnknown,
         Self::MediaUnhashed,
         Self::ServersDiffer,
+        Self::StatesUnreached,
+        Self::ErrorsSpared,
     ];
 
     /// Name in status and bindings.
@@ -51,6 +57,8 @@ impl Condition {
             Self::AdapterUnknown => "adapter_unknown",
             Self::MediaUnhashed => "media_unhashed",
             Self::ServersDiffer => "servers_differ",
+            Self::StatesUnreached => "states_unreached",
+            Self::ErrorsSpared => "errors_spared",
         }
     }
 

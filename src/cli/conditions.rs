@@ -66,6 +66,16 @@ pub(super) fn in_words(name: &str) -> (Effect, String, &'static str) {
             "caches nothing: the servers that it names have different chunk sizes, or are one server",
             "name each server once, and start all with one --chunk-size",
         ),
+        Condition::StatesUnreached => (
+            CachesLess,
+            "resumes few or no prefixes: its steps end between the places at which recurrent state can be resumed",
+            "start it with the --block-size or --max-num-batched-tokens that its log names",
+        ),
+        Condition::ErrorsSpared => (
+            CachesLess,
+            "had an error in the connector, which its engine was spared: since then it may cache less, or nothing",
+            "its log has the traceback, which is worth a report",
+        ),
     };
     (effect, cause.into(), cure)
 }

@@ -12,7 +12,7 @@ WEIGHTS = ("weights_pending", "weights_unreadable", "weights_unknown")
 
 
 class Conditions:
-    """One per scheduler role; any thread may tell it. The names are those of docs/operations.md."""
+    """One per role; any thread may tell it. The names are those of docs/operations.md."""
 
     def __init__(self, client: Client | Fleet) -> None:
         self._client = client

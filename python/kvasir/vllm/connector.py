@@ -127,8 +127,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         self._rank_report: RankReport | None = None
         self._rank_told = False
         self._no_loads = ""
+        self._conditions = Conditions(self._client)
+        self._notes.on_failure = lambda: self._conditions.set("errors_spared")
         if scheduling:
-            self._conditions = Conditions(self._client)
             self._scheduler = SchedulerRole(
                 self._geometry,
                 self._settings,
@@ -150,6 +151,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             if self._settings.loads:
                 self._no_loads = outer.forbids_loads(transfer, self._without_loads)
             adapters = engine.loaded_adapters(vllm_config, self._notes)
+            if adapters is None and getattr(vllm_config, "lora_config", None) is not None:
+                self._conditions.set("adapter_unknown")
             self._worker = worker.WorkerRole(
                 self._geometry, clients[0], rank, self._notes, vllm_config.max_concurrent_batches, adapters
             )
@@ -226,6 +229,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         text = geometries.unreached_states(
             self._kv_cache_config, self._geometry, *engine.step_ends(self._vllm_config)
         )
+        self._conditions.set("states_unreached", text is not None)
         if text is not None:
             self._notes.warn("block size", text)
 
