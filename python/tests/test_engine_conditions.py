@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -170,6 +171,25 @@ def test_an_engine_whose_adapters_cannot_be_watched_says_so(
     (row, *others) = [row for row in status(server)["clients"] if row["conditions"]]
     assert len(others) == 1 and {row["kind"], others[0]["kind"]} == {"worker"}
     assert reported(server) == ["adapter_unknown"] * 2
+
+
+def test_servers_that_differ_say_so(tmp_path: pathlib.Path, spared: Spared) -> None:
+    pair = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        pair.append(Server(str(tmp_path / str(number))))
+    with contextlib.ExitStack() as stack:
+        # They are away while it starts.
+        engine = Engine([server.socket for server in pair], ranks=2)
+        stack.callback(engine.close)
+        for server, chunk_size in zip(pair, (64, 128)):
+            server.start(chunk_size=chunk_size)
+            stack.callback(server.kill)
+        eventually("the clients", lambda: engine.healthy)
+        assert engine.ask(Request("one", 170)) == (0, False)
+        assert [reported(server) for server in pair] == [["servers_differ"]] * 2
+        assert findings(pair[0])["servers_differ"] == "silent"
+    assert not spared.errors
 
 
 def test_an_error_that_an_engine_was_spared_is_said(server: Server, engines: Engines, spared: Spared) -> None:
