@@ -5,6 +5,7 @@
 use crate::object::{ClientKind, GroupRegistration, PayloadPath};
 use std::os::fd::OwnedFd;
 
+use super::conditions::Conditions;
 use super::reuse::{DomainReuse, ReuseCounters};
 use crate::keys::ChunkKey;
 
@@ -186,6 +187,8 @@ pub struct ClientStatus {
     pub kept: u64,
     /// Its own counters, as it reports them.
     pub reported: ClientCounters,
+    /// What keeps it from caching, as it says.
+    pub conditions: Conditions,
 }
 
 /// What a client says of itself in its slab. Any number may be a lie.

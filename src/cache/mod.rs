@@ -13,6 +13,7 @@ mod chunked;
 mod clients;
 mod commit;
 mod committing;
+mod conditions;
 mod core;
 mod credit;
 pub mod direct;
@@ -58,6 +59,7 @@ mod trunks;
 pub mod turn;
 mod waste;
 
+pub use self::conditions::{Condition, Conditions};
 pub use self::core::Core;
 pub use api::*;
 pub use clients::{ClientGone, Disconnected, Register, Unregister};

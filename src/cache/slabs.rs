@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{ClientCounters, REUSE_WORDS, ReuseCounters, SLABS};
+use super::{ClientCounters, Conditions, REUSE_WORDS, ReuseCounters, SLABS};
 use crate::shm::lock::byte_is_locked;
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::Ordering;
@@ -18,6 +18,8 @@ pub const SLAB_BYTES: usize = 65536;
 pub const SLAB_HIGH_WATER: usize = 64;
 /// Offset of the touched-log cursor.
 pub const SLAB_CURSOR: usize = 128;
+/// Offset of the client's conditions.
+pub const SLAB_CONDITIONS: usize = 160;
 /// Offset of the client's statistics.
 pub const SLAB_STATS: usize = 192;
 /// Words of the client's statistics.
@@ -84,7 +86,7 @@ impl Slabs {
         for (i, _) in words.iter().enumerate().filter(|(_, w)| **w != 0) {
             self.store(slab, SLAB_PINS + i * 8, 0);
         }
-        for offset in [SLAB_HIGH_WATER, SLAB_CURSOR] {
+        for offset in [SLAB_HIGH_WATER, SLAB_CURSOR, SLAB_CONDITIONS] {
             self.store(slab, offset, 0);
         }
         for i in 0..STAT_WORDS {
@@ -201,6 +203,11 @@ impl Slabs {
         }
     }
 
+    /// What a client says keeps it from caching.
+    pub fn conditions(&self, slab: u16) -> Conditions {
+        Conditions::from_word(self.word(slab.into(), SLAB_CONDITIONS))
+    }
+
     /// Descriptors for a client: the arena, and a liveness description of its own.
     ///
     /// # Errors
@@ -253,6 +260,8 @@ mod tests {
         }
         slabs.store(at, SLAB_PINS + (PIN_WORDS - 1) * 8, 8);
         assert_eq!(slabs.pinned_by(slab, 10), [0, 9, 3, 7]);
+        slabs.store(at, SLAB_CONDITIONS, u64::MAX);
+        assert_eq!(slabs.conditions(slab).to_word(), u64::MAX);
         slabs.store(at, SLAB_HIGH_WATER, 2);
         assert_eq!(slabs.pinned_by(slab, 10), [0]);
         slabs.close(slab);
@@ -263,6 +272,7 @@ mod tests {
             slabs.pinned_by(again, 10).is_empty(),
             "the next client inherits nothing"
         );
+        assert_eq!(slabs.conditions(again).to_word(), 0);
     }
 
     #[test]

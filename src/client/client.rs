@@ -16,7 +16,7 @@ use super::memory::KvMemory;
 use super::payload::load::LoadRequest;
 use super::payload::request::{StoreOutcome, StoreRequest};
 use super::{ClientConfig, ClientError, ClientStats, Maps};
-use crate::cache::ReuseCounters;
+use crate::cache::{Conditions, ReuseCounters};
 use crate::control::{ControlView, Health};
 use crate::copy::CopyEngine;
 use crate::keys::ChunkKey;
@@ -345,6 +345,14 @@ impl Client {
     /// stored more than once, as tails that grow and as what was evicted and computed again.
     pub fn count_new_kv(&self, bytes: u64) {
         self.core.count(Stat::NewBytes, bytes);
+    }
+
+    /// Says what keeps the engine from caching and only the engine knows, in place of what was said before. Status shows it
+    /// beside this client.
+    pub fn set_conditions(&self, conditions: Conditions) {
+        if !self.core.is_forked_copy() {
+            self.core.set_conditions(conditions);
+        }
     }
 
     /// What this client counted.

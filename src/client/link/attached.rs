@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::regions::{Regions, length};
 use super::stats::Stat;
+use crate::cache::Conditions;
 use crate::cache::direct::{self, Direct, OtherDomain};
 use crate::cache::index::{IndexLayout, IndexReader};
 use crate::cache::pin_words::PinWords;
-use crate::cache::slabs::SLAB_BYTES;
+use crate::cache::slabs::{SLAB_BYTES, SLAB_CONDITIONS};
 use crate::client::ClientError;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
@@ -111,6 +112,13 @@ impl Attached {
             && let Ok(word) = self.slab.atomic_u64(offset)
         {
             word.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Says what keeps this client from caching.
+    pub(crate) fn set_conditions(&self, conditions: Conditions) {
+        if let Ok(word) = self.slab.atomic_u64(SLAB_CONDITIONS) {
+            word.store(conditions.to_word(), Ordering::Relaxed);
         }
     }
 

@@ -142,6 +142,7 @@ fn attempt(core: &Core) -> Result<(), Failed> {
         if stores && core.config.kind == ClientKind::Worker && session.granted_bytes() == 0 {
             take_grant(core, &mut connection, &session, core.config.grant_bytes)?;
         }
+        core.await_unanswered(core.deadline());
         match core.install(connection, session, &wanted) {
             None => return Ok(()),
             // The engine asked for something else meanwhile: that too, then.
