@@ -23,6 +23,8 @@ pub mod copy;
 
 pub mod pool;
 
+pub mod index;
+
 pub mod cache;
 
 #[cfg(not(loom))] // tokio has no sockets under loom

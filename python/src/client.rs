@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use kvasir::cache::ReuseCounters;
 use kvasir::client::{self as native, ClientConfig, LookupAnswer, Pin, Ticket};
+use kvasir::index::counters::ReuseCounters;
 use kvasir::object::{ClientKind, LookupRequest, PayloadPath};
 use kvasir::wire::{Negotiate, RegisterKvCache};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::args::{DomainArg, GroupArg, Key, object_group, object_id, client_kind, spans};
+use crate::args::{DomainArg, GroupArg, Key, client_kind, object_group, object_id, spans};
 use crate::errors::detached;
 use crate::keys::{ChainTails, KeyChain, bytes};
 use crate::memory::{LayoutArg, RegionArg, kv_memory};

@@ -1,11 +1,10 @@
 //! What the server asks of the core and what it is told: plain values, no behaviour.
-//!
-//! May import `geometry`, `keys`, `pool` and this module's `reuse`, `shape` and `tails`.
 
 use crate::object::{ClientKind, GroupRegistration, PayloadPath};
 use std::os::fd::OwnedFd;
 
-use super::reuse::{DomainReuse, ReuseCounters};
+use super::reuse::DomainReuse;
+use crate::index::counters::ClientCounters;
 use crate::keys::ChunkKey;
 
 /// A client for as long as its slab is its own. Never equal to an earlier client of the same slab.
@@ -186,67 +185,6 @@ pub struct ClientStatus {
     pub kept: u64,
     /// Its own counters, as it reports them.
     pub reported: ClientCounters,
-}
-
-/// What a client says of itself in its slab. Any number may be a lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClientCounters {
-    /// Loads.
-    pub loads: u64,
-    /// Bytes loaded.
-    pub loaded_bytes: u64,
-    /// Loads that failed.
-    pub failed_loads: u64,
-    /// Loads whose bytes had been replaced meanwhile.
-    pub stale_loads: u64,
-    /// Objects stored.
-    pub stores: u64,
-    /// Bytes stored.
-    pub stored_bytes: u64,
-    /// Stores given up for want of space.
-    pub dropped_stores: u64,
-    /// Seconds without a server.
-    pub degraded_seconds: u64,
-    /// Loads whose bytes were not those of the checksum.
-    pub corrupt_loads: u64,
-    /// Lookups that needed no message.
-    pub lookups: u64,
-    /// Alignment units that they asked for.
-    pub requested: u64,
-    /// Of them, those that were hit.
-    pub hit: u64,
-    /// Of the lookups, those that promised less than was there.
-    pub shortened: u64,
-    /// Tokens that its requests reused.
-    pub tokens: ReuseCounters,
-    /// Bytes of KV that were computed for the first time by requests that store, whether they were stored or not.
-    pub new_bytes: u64,
-}
-
-impl ClientCounters {
-    /// Adds another client's. A lie of one is not to become a panic here, so sums end at the largest number.
-    pub(super) fn add(&mut self, other: &Self) {
-        let pairs = [
-            (&mut self.loads, other.loads),
-            (&mut self.loaded_bytes, other.loaded_bytes),
-            (&mut self.failed_loads, other.failed_loads),
-            (&mut self.stale_loads, other.stale_loads),
-            (&mut self.stores, other.stores),
-            (&mut self.stored_bytes, other.stored_bytes),
-            (&mut self.dropped_stores, other.dropped_stores),
-            (&mut self.degraded_seconds, other.degraded_seconds),
-            (&mut self.corrupt_loads, other.corrupt_loads),
-            (&mut self.lookups, other.lookups),
-            (&mut self.requested, other.requested),
-            (&mut self.hit, other.hit),
-            (&mut self.shortened, other.shortened),
-            (&mut self.new_bytes, other.new_bytes),
-        ];
-        for (sum, more) in pairs {
-            *sum = sum.saturating_add(more);
-        }
-        self.tokens.add(&other.tokens);
-    }
 }
 
 /// The state of the core.

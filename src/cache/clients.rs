@@ -8,7 +8,8 @@ use super::ends::EndEngine;
 use super::error::CoreError;
 use super::evict::frame_steps;
 use super::grants::RUN_FRAMES;
-use super::turn::{Progress, Turn, Work, finish};
+use super::work::{Progress, Work, finish};
+use crate::index::turn::Turn;
 use crate::object::Extent;
 
 /// Steps of a registration: a look at all clients and at the groups of its domain.

@@ -10,11 +10,12 @@ use super::error::CoreError;
 use super::evict::{Later, frame_steps};
 use super::partials::{PartialKey, Seen};
 use super::place::Place;
-use super::record::{Holding, RecordWords};
 use super::registry::Domain;
 use super::runs::GiveBack;
-use super::turn::{Turn, finish};
+use super::work::finish;
 use crate::geometry::ObjectKind;
+use crate::index::record::{Holding, RecordWords};
+use crate::index::turn::Turn;
 use crate::object::{
     CommitAnswer, CommitOutcome, CommitRequest, Extent, ObjectId, StoreItem, count_frames, frames_for,
 };

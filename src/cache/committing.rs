@@ -17,7 +17,8 @@ use super::guards::Spared;
 use super::partials::PartialKey;
 use super::publish::Publication;
 use super::runs::{CheckGranted, CheckRuns, GiveBack};
-use super::turn::{Progress, Turn, Work};
+use super::work::{Progress, Work};
+use crate::index::turn::Turn;
 use crate::object::{CommitAnswer, CommitOutcome, CommitRequest, Extent, StoreItem, frames_for};
 
 /// Steps of checking the numbers of an item, of storing it, and of marking a tail.

@@ -9,7 +9,7 @@ use super::core::Core;
 use super::error::CoreError;
 use super::evict::{Later, frame_steps};
 use super::partials::{Partial, PartialKey};
-use super::turn::Turn;
+use crate::index::turn::Turn;
 use crate::object::count_frames;
 use crate::pool::RecordState;
 

@@ -11,9 +11,10 @@ use super::api::ClientId;
 use super::core::Core;
 use super::ends::EndPartial;
 use super::error::CoreError;
-use super::record::{COUNTER_BITS, WORD_KEY, WORD_META, WORD_SHAPE, key_of_words};
 use super::space::Space;
-use super::turn::{Progress, Turn, Work, finish};
+use super::work::{Progress, Work, finish};
+use crate::index::record::{COUNTER_BITS, WORD_KEY, WORD_META, WORD_SHAPE, key_of_words};
+use crate::index::turn::Turn;
 use crate::object::{Extent, ObjectId, count_frames};
 use crate::pool::RecordState;
 

@@ -13,8 +13,8 @@ use super::core::Core;
 use super::error::CoreError;
 use super::partials::PartialKey;
 use super::records::Records;
-use super::turn::Turn;
 use crate::geometry::ObjectKind;
+use crate::index::turn::Turn;
 use crate::keys::ChunkKey;
 use crate::object::{ObjectId, StoreItem};
 

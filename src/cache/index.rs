@@ -1,214 +1,18 @@
-//! The index: a table from (chunk key, object group) to records, in memory that clients may read.
+//! The server's side of the index: a table from (chunk key, object group) to records, in memory that clients may read.
 //!
-//! May import `shm`, `sync`, `pool` and this module's `record`.
-//! Layout and protocol: docs/shm-layout.md. The server is the only writer. Readers, the server among them,
-//! never wait: what is unstable, dead or does not match is a miss.
+//! Layout and protocol: docs/shm-layout.md. The server is the only writer.
 
 use std::os::fd::OwnedFd;
 
-use super::record::{
-    Beside, META_DEAD, META_UNSTABLE, RecordView, RecordWords, WORD_BESIDE, WORD_FRAMES, WORD_META,
+use crate::index::layout::{IndexLayout, SLOTS};
+use crate::index::reader::IndexReader;
+use crate::index::record::{
+    Beside, META_DEAD, META_UNSTABLE, RecordWords, WORD_BESIDE, WORD_FRAMES, WORD_META,
 };
 use crate::object::ObjectId;
-use crate::pool::ABI_VERSION;
-use crate::pool::body::{CHAIN_BYTES, ChainArea, chain_blocks};
-use crate::pool::directory::SHARED_WORDS;
-use crate::shm::mapping::{Access, Mapping, ReadWrite};
+use crate::shm::mapping::{Mapping, ReadWrite};
 use crate::shm::{Memfd, OwnerAccess, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering, fence};
-
-/// First word of the region.
-pub const INDEX_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRI1");
-const HEADER: usize = 4096;
-/// Slots of a bucket: one cache line.
-pub const SLOTS: usize = 8;
-const RECORD_BYTES: usize = 128;
-
-/// Where everything is. Follows from the number of frames alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IndexLayout {
-    frames: u32,
-    buckets: u64,
-    records_at: usize,
-    chains: ChainArea,
-}
-
-impl IndexLayout {
-    /// The layout for a pool of `frames` frames.
-    pub fn new(frames: u32) -> Self {
-        let slots = (u64::from(frames) * 2).next_power_of_two();
-        let buckets = (slots / SLOTS as u64).max(2);
-        let records_at = HEADER + buckets as usize * SLOTS * 8;
-        Self {
-            frames,
-            buckets,
-            records_at,
-            chains: ChainArea {
-                base: records_at + frames as usize * RECORD_BYTES,
-                blocks: chain_blocks(frames),
-            },
-        }
-    }
-
-    /// The layout of a mapped index. `None` when it is none of this version, or is shorter than it says.
-    pub fn read<A: Access>(mapping: &Mapping<A>) -> Option<Self> {
-        let mut header = [0; 10];
-        mapping.load_words(0, &mut header).ok()?;
-        let layout = Self::new(u32::try_from(header[2]).ok()?);
-        (header == layout.header() && layout.bytes() <= mapping.len()).then_some(layout)
-    }
-
-    /// Bytes of the region.
-    pub fn bytes(&self) -> usize {
-        self.chains.base + self.chains.blocks as usize * CHAIN_BYTES
-    }
-
-    /// Frames of the pool, hence records.
-    pub fn frames(&self) -> u32 {
-        self.frames
-    }
-
-    fn header(&self) -> [u64; 10] {
-        [
-            INDEX_MAGIC,
-            (HEADER as u64) << 32 | u64::from(ABI_VERSION),
-            self.frames.into(),
-            crate::object::FRAME_BYTES,
-            self.buckets,
-            HEADER as u64,
-            self.frames.into(),
-            self.records_at as u64,
-            self.chains.blocks.into(),
-            self.chains.base as u64,
-        ]
-    }
-
-    fn bucket_at(&self, bucket: u64) -> usize {
-        HEADER + bucket as usize * SLOTS * 8
-    }
-
-    fn record_at(&self, record: u32) -> usize {
-        self.records_at + record as usize * RECORD_BYTES
-    }
-
-    /// The two buckets that an object may be in, and its tag.
-    fn place(&self, id: &ObjectId) -> ([u64; 2], u32) {
-        let key = id.key.as_bytes();
-        let word = |at: usize| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&key[at..at + 8]);
-            u64::from_le_bytes(bytes)
-        };
-        let g = u64::from(id.group).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let first = (word(0) ^ g) % self.buckets;
-        let second = (word(8) ^ g.rotate_left(32)) % self.buckets;
-        let tag = word(16) as u32 ^ (g >> 32) as u32;
-        let second = if second == first { first ^ 1 } else { second };
-        ([first, second], tag)
-    }
-}
-
-/// Reads an index through any mapping of it.
-#[derive(Debug)]
-pub struct IndexReader<'a, A: Access> {
-    mapping: &'a Mapping<A>,
-    layout: IndexLayout,
-}
-
-impl<'a, A: Access> IndexReader<'a, A> {
-    /// A reader of a mapping whose layout is known.
-    pub fn new(mapping: &'a Mapping<A>, layout: IndexLayout) -> Self {
-        Self { mapping, layout }
-    }
-
-    /// The record that seems to hold an object: what a reader pins before it looks again with
-    /// [`IndexReader::view`].
-    pub fn probe(&self, id: &ObjectId) -> Option<u32> {
-        self.find(id).map(|view| view.record)
-    }
-
-    /// A record as it is now, if it is live and holds the object.
-    pub fn view(&self, record: u32, id: &ObjectId) -> Option<RecordView> {
-        if record >= self.layout.frames {
-            return None;
-        }
-        let at = self.layout.record_at(record);
-        let meta = self.mapping.load_only_u64(at).ok()?;
-        let before = meta.load_acquire();
-        if before == META_UNSTABLE || before == META_DEAD {
-            return None;
-        }
-        let mut words = [0; SHARED_WORDS];
-        self.mapping.load_words(at, &mut words).ok()?;
-        fence(Ordering::Acquire);
-        if meta.load_relaxed() != before || words[WORD_META] != before {
-            return None;
-        }
-        RecordView::decode(record, &words, id)
-    }
-
-    /// The live record of an object.
-    pub fn lookup(&self, id: &ObjectId) -> Option<RecordView> {
-        self.find(id)
-    }
-
-    /// The body words of a record. `None` when it has changed meanwhile.
-    pub fn body(&self, view: &RecordView, words: &mut Vec<u64>) -> Option<()> {
-        self.layout
-            .chains
-            .read(self.mapping, view.body, &view.inline, words)?;
-        fence(Ordering::Acquire);
-        let meta = self
-            .mapping
-            .load_only_u64(self.layout.record_at(view.record))
-            .ok()?;
-        (meta.load_relaxed() == view.incarnation).then_some(())
-    }
-
-    /// Has the buckets of an object brought into the cache, for a lookup that comes a few lookups later.
-    pub fn prefetch_buckets(&self, id: &ObjectId) {
-        for bucket in self.layout.place(id).0 {
-            self.mapping.prefetch(self.layout.bucket_at(bucket));
-        }
-    }
-
-    /// The same of what seems to be its record; its buckets should be there.
-    pub fn prefetch_record(&self, id: &ObjectId) {
-        let (buckets, tag) = self.layout.place(id);
-        for bucket in buckets {
-            let mut slots = [0; SLOTS];
-            let loaded = self.mapping.load_words(self.layout.bucket_at(bucket), &mut slots);
-            let same = |slot: &&u64| **slot != 0 && (**slot >> 32) as u32 == tag;
-            if let (Ok(()), Some(slot)) = (loaded, slots.iter().find(same)) {
-                let at = self.layout.record_at((*slot as u32).wrapping_sub(1));
-                self.mapping.prefetch(at);
-                self.mapping.prefetch(at + RECORD_BYTES / 2);
-                return;
-            }
-        }
-    }
-
-    fn find(&self, id: &ObjectId) -> Option<RecordView> {
-        let (buckets, tag) = self.layout.place(id);
-        for bucket in buckets {
-            let mut slots = [0; SLOTS];
-            self.mapping
-                .load_words(self.layout.bucket_at(bucket), &mut slots)
-                .ok()?;
-            // One fence for the line instead of eight acquire loads.
-            fence(Ordering::Acquire);
-            for slot in slots {
-                if slot != 0
-                    && (slot >> 32) as u32 == tag
-                    && let Some(view) = self.view((slot as u32).wrapping_sub(1), id)
-                {
-                    return Some(view);
-                }
-            }
-        }
-        None
-    }
-}
 
 /// A free slot that [`Index::publish`] fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,7 +64,7 @@ impl Index {
 
     /// A slot for an object in the emptier of its buckets; the records of both when they are full.
     pub fn free_slot(&self, id: &ObjectId) -> Result<FreeSlot, Vec<u32>> {
-        let (buckets, tag) = self.layout.place(id);
+        let (buckets, tag) = self.layout.spots(id);
         let lines = buckets.map(|b| self.line(b));
         let used = lines.map(|line| line.iter().filter(|s| **s != 0).count());
         let best = usize::from(used[1] < used[0]);
@@ -311,7 +115,7 @@ impl Index {
     pub fn kill(&self, record: u32, id: &ObjectId) {
         self.word(self.layout.record_at(record))
             .store(META_DEAD, Ordering::Relaxed);
-        for bucket in self.layout.place(id).0 {
+        for bucket in self.layout.spots(id).0 {
             for (slot, value) in self.line(bucket).into_iter().enumerate() {
                 if value != 0 && value as u32 == record + 1 {
                     self.word(self.layout.bucket_at(bucket) + slot * 8)

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 use super::*;
-use crate::cache::record::{Holding, incarnation};
+use crate::index::record::{Holding, incarnation};
 use crate::keys::ChunkKey;
 use crate::object::Extent;
 use crate::pool::body::{self, PartBody, blocks_for};
@@ -103,7 +103,7 @@ fn two_full_buckets_name_their_records() {
     let mut by_pair: HashMap<[u64; 2], Vec<u64>> = HashMap::new();
     let mut n = 0;
     let crowd = loop {
-        let ([a, b], _) = IndexLayout::new(64).place(&id(n, 0));
+        let ([a, b], _) = IndexLayout::new(64).spots(&id(n, 0));
         let pair = by_pair.entry([a.min(b), a.max(b)]).or_default();
         pair.push(n);
         if pair.len() == 17 {
@@ -127,7 +127,7 @@ fn insertion_takes_the_emptier_bucket_and_the_first_on_a_tie() {
     let index = Index::create(64).unwrap();
     let layout = IndexLayout::new(64);
     for n in 0..40 {
-        let (buckets, _) = layout.place(&id(n, 0));
+        let (buckets, _) = layout.spots(&id(n, 0));
         let used = buckets.map(|b| index.line(b).iter().filter(|s| **s != 0).count());
         let expected = if used[1] < used[0] { buckets[1] } else { buckets[0] };
         let before = index.line(expected);
@@ -140,7 +140,7 @@ fn insertion_takes_the_emptier_bucket_and_the_first_on_a_tie() {
 fn equal_hashes_give_two_different_buckets() {
     let layout = IndexLayout::new(64);
     let key = ChunkKey::from_bytes([0; 32]);
-    let ([a, b], _) = layout.place(&ObjectId { key, group: 0 });
+    let ([a, b], _) = layout.spots(&ObjectId { key, group: 0 });
     assert_eq!((a, b), (0, 1));
 }
 

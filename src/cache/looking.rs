@@ -9,17 +9,18 @@
 
 use super::api::ClientId;
 use super::core::Core;
-use super::direct::check_tail;
 use super::error::CoreError;
 use super::keeping::Keeping;
-use super::lookup::{Limits, Load, MAX_ROUNDS, Source};
-use super::meter::Meter;
-use super::probe::{Found, Probed, Prober};
-use super::sweep::{Naming, Sweep, View};
 use super::touching::{Touching, UpperLoads};
-use super::turn::{Progress, Turn, Work};
+use super::work::{Progress, Work};
 use crate::geometry::ObjectKind;
-use crate::object::{DomainShape, LoadItem, LookupAnswer, LookupRequest};
+use crate::index::meter::Meter;
+use crate::index::plan::MAX_ROUNDS;
+use crate::index::presence::{Limits, Load, Source};
+use crate::index::probe::{Found, Probed, Prober, is_tail};
+use crate::index::sweep::{Naming, Sweep, View};
+use crate::index::turn::Turn;
+use crate::object::{DomainShape, LoadItem, LookupAnswer, LookupRequest, Tail};
 
 /// Parts of a step: to look at the numbers of some tails, to name an object, to find one whose record is not at hand, to note what keeps it, to note something
 /// that stands beside the chains, to pin it.
@@ -509,4 +510,18 @@ impl Looking<'_> {
         core.count_lookup(self.request, &self.shape, answer.hit_tokens, shortened);
         answer
     }
+}
+
+/// A tail is a proper part of a chunk whose chunks before it are named, in whole alignments.
+fn check_tail(tail: &Tail, request: &LookupRequest<'_>, shape: &DomainShape) -> Result<(), CoreError> {
+    if is_tail(tail, shape) && tail.chunk as usize <= request.keys.len() {
+        return Ok(());
+    }
+    Err(CoreError::InvalidKey {
+        chunk: tail.chunk.into(),
+        tokens: tail.tokens.into(),
+        alignment: shape.alignment,
+        chunk_size: shape.chunk_size.into(),
+        keys: request.keys.len() as u64,
+    })
 }

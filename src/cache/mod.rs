@@ -1,9 +1,7 @@
 //! The cache core: index, records, pins, grants, eviction, lookup over object groups.
 //!
-//! May import everything up to `pool`. No unsafe code.
-//!
-//! [`Core`] is what the server drives, from one thread: every request is a method. Clients use the read
-//! side only: [`direct`] over their own read-only mapping of the [`index`], with the [`pin_words`] of their slab.
+//! [`Core`] is what the server drives, from one thread: every request is a method. What clients may do by
+//! themselves is in [`crate::index`].
 //!
 //! The order of words is the contract of docs/shm-layout.md; `loom` checks it on a miniature.
 
@@ -15,7 +13,6 @@ mod commit;
 mod committing;
 mod core;
 mod credit;
-pub mod direct;
 mod discard;
 mod ends;
 mod error;
@@ -26,20 +23,15 @@ pub mod index;
 mod keeping;
 mod kept;
 mod looking;
-mod lookup;
 #[cfg(all(test, loom))]
 mod loom;
-mod meter;
 mod partials;
 mod pin_scan;
-pub mod pin_words;
 mod pins;
 mod place;
 mod policy;
-mod probe;
 mod publish;
 mod read;
-pub mod record;
 mod records;
 mod registry;
 mod retrieving;
@@ -48,12 +40,11 @@ mod runs;
 pub mod slabs;
 mod space;
 mod status;
-mod sweep;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod touching;
 mod trunks;
-pub mod turn;
+mod work;
 
 pub use self::core::Core;
 pub use api::*;
@@ -69,8 +60,9 @@ pub use policy::{EvictionPolicy, Lru, Place};
 pub use read::{EndingSession, Releasing};
 pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS, MAX_REGISTERED_PARTS};
 pub use retrieving::Retrieving;
-pub use reuse::{DomainReuse, MAX_REUSE_DOMAINS, REUSE_WORDS, ReuseCounters};
+pub use reuse::{DomainReuse, MAX_REUSE_DOMAINS};
 pub use status::Reporting;
+pub use work::{Progress, Work, finish};
 
 pub use crate::geometry::MAX_CHUNK_TOKENS;
 

@@ -14,8 +14,9 @@ use super::SLABS;
 use super::chunked::Chunked;
 use super::core::Core;
 use super::error::CoreError;
-use super::slabs::PIN_WORDS;
-use super::turn::{Progress, Turn, Work};
+use super::work::{Progress, Work};
+use crate::index::slab::{PIN_WORDS, record_of};
+use crate::index::turn::Turn;
 use crate::sync::shared::{Ordering, fence};
 
 /// Pin words that are copied at once: sixteen cache lines in a row.
@@ -163,10 +164,7 @@ impl Core {
         let mut words = [0; WORDS];
         self.slabs.load_pins(slab, word, &mut words[..count]);
         let (marks, scan) = (&mut self.sweep.marks, self.sweep.begun);
-        for record in words[..count]
-            .iter()
-            .filter_map(|word| super::slabs::record_of(*word, total))
-        {
+        for record in words[..count].iter().filter_map(|word| record_of(*word, total)) {
             // What was never in use cannot be what a pin that counts names.
             if self.records.is_known(record) {
                 *marks.get_mut(record) = scan;

@@ -7,9 +7,9 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::kept::Kept;
-use super::meter::Meter;
 use super::trunks::{Spot, Trunks};
 use super::{ClientId, CoreError};
+use crate::index::meter::Meter;
 
 /// Parts of a step: to give back one thing that a pin holds.
 const GIVE_BACK: u32 = 4;
@@ -264,8 +264,8 @@ fn limit(what: &'static str, asked: usize, limit: usize) -> CoreError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::turn::Turn;
     use super::*;
+    use crate::index::turn::Turn;
 
     const A: ClientId = ClientId { slab: 0, nonce: 1 };
     const B: ClientId = ClientId { slab: 0, nonce: 2 };

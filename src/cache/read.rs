@@ -7,12 +7,13 @@ use std::collections::HashSet;
 
 use super::api::*;
 use super::core::Core;
-use super::direct::requested_units;
 use super::error::CoreError;
 use super::looking::Looking;
-use super::meter::Meter;
 use super::retrieving::Retrieving;
-use super::turn::{Progress, Turn, Work, finish};
+use super::work::{Progress, Work, finish};
+use crate::index::meter::Meter;
+use crate::index::read::requested_units;
+use crate::index::turn::Turn;
 use crate::object::DomainShape;
 
 /// Parts of a step: to look a pin up.

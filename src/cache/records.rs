@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::chunked::Chunked;
 use super::policy::{EvictionPolicy, Lru, Place};
-use super::record::Beside;
 use super::trunks::Trunks;
+use crate::index::record::Beside;
 use crate::pool::RecordState;
 use crate::pool::body::NumberPool;
 

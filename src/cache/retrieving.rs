@@ -6,12 +6,13 @@
 
 use super::api::ClientId;
 use super::core::Core;
-use super::direct::part_location;
 use super::error::CoreError;
 use super::keeping::Keeping;
-use super::lookup::MAX_ROUNDS;
-use super::meter::Meter;
-use super::turn::{Progress, Turn, Work};
+use super::work::{Progress, Work};
+use crate::index::meter::Meter;
+use crate::index::plan::MAX_ROUNDS;
+use crate::index::read::part_location;
+use crate::index::turn::Turn;
 use crate::object::{RetrieveAnswer, RetrieveRequest};
 
 /// Parts of a step: to look at one name, to find an object and what it keeps, to read eight words of where its parts lie,

@@ -1,87 +1,13 @@
 //! How many tokens engines reused: what each counts in its slab, added up per domain.
 //!
-//! May import `keys`.
-//!
 //! Engines count when a request is taken up, not when they ask: a waiting request is asked about in every step. So the
 //! figures do not depend on who answers lookups, and mean what the engines' own metrics mean.
 
+use crate::index::counters::ReuseCounters;
 use crate::keys::ChunkKey;
 
 /// Domains whose figures are kept apart once their engines have gone; what comes later is added up under no name.
 pub const MAX_REUSE_DOMAINS: usize = 256;
-
-/// Tokens of the requests that an engine took up. `hit + preempted_hit = loaded + failed` when nothing is being loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReuseCounters {
-    /// Requests taken up, those not counted that were preempted before.
-    pub requests: u64,
-    /// Their tokens that the engine did not hold itself.
-    pub asked: u64,
-    /// Their tokens that it did.
-    pub held: u64,
-    /// Of those asked for, what the engine was promised and counted on.
-    pub hit: u64,
-    /// As `asked`, of requests that were preempted before.
-    pub preempted_asked: u64,
-    /// As `hit`, of requests that were preempted before.
-    pub preempted_hit: u64,
-    /// Of all hits, tokens whose load has ended well.
-    pub loaded: u64,
-    /// Tokens whose load failed, or was given up.
-    pub failed: u64,
-}
-
-/// Number of counters, and of their words in a slab.
-pub const REUSE_WORDS: usize = 8;
-
-impl ReuseCounters {
-    /// From their words, in the order of the fields.
-    pub fn from_words(words: [u64; REUSE_WORDS]) -> Self {
-        let [
-            requests,
-            asked,
-            held,
-            hit,
-            preempted_asked,
-            preempted_hit,
-            loaded,
-            failed,
-        ] = words;
-        Self {
-            requests,
-            asked,
-            held,
-            hit,
-            preempted_asked,
-            preempted_hit,
-            loaded,
-            failed,
-        }
-    }
-
-    /// Their words, in the order of the fields.
-    pub fn to_words(self) -> [u64; REUSE_WORDS] {
-        [
-            self.requests,
-            self.asked,
-            self.held,
-            self.hit,
-            self.preempted_asked,
-            self.preempted_hit,
-            self.loaded,
-            self.failed,
-        ]
-    }
-
-    /// Adds another's. Clients may lie, so sums end at the largest number.
-    pub(super) fn add(&mut self, other: &Self) {
-        let (mut sum, more) = (self.to_words(), other.to_words());
-        for (to, from) in sum.iter_mut().zip(more) {
-            *to = to.saturating_add(from);
-        }
-        *self = Self::from_words(sum);
-    }
-}
 
 /// What engines of one domain reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -143,22 +69,6 @@ mod tests {
         let mut seed = [0; 32];
         seed[..4].copy_from_slice(&number.to_le_bytes());
         (ChunkKey::from_bytes(seed), format!("model {number}"))
-    }
-
-    #[test]
-    fn words_and_fields_are_the_same_numbers() {
-        let words = [1, 2, 3, 4, 5, 6, 7, 8];
-        let counters = ReuseCounters::from_words(words);
-        assert_eq!(counters.to_words(), words);
-        let named = (
-            counters.requests,
-            counters.asked,
-            counters.held,
-            counters.hit,
-            counters.loaded,
-            counters.failed,
-        );
-        assert_eq!(named, (1, 2, 3, 4, 7, 8));
     }
 
     #[test]

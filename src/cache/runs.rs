@@ -7,7 +7,7 @@ use super::core::Core;
 use super::error::CoreError;
 use super::evict::frame_steps;
 use super::grants::RUN_FRAMES;
-use super::turn::Turn;
+use crate::index::turn::Turn;
 use crate::object::Extent;
 use crate::pool::Owner;
 

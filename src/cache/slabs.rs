@@ -1,39 +1,19 @@
-//! Pin slabs and lock bytes: what clients hold without sending a message.
-//!
-//! May import `shm`, `sync` and this module's `api` and `reuse`. Layout: docs/shm-layout.md, "Pin arena".
+//! Pin slabs and lock bytes: what clients hold without sending a message. Layout: docs/shm-layout.md, "Pin arena".
 //!
 //! Clients write their slabs at any time. Each word is copied once and checked before it is used: whatever
 //! a client writes, it can keep objects from going, never damage them.
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{ClientCounters, REUSE_WORDS, ReuseCounters, SLABS};
+use super::SLABS;
+use crate::index::counters::{ClientCounters, ReuseCounters};
+use crate::index::slab::{
+    PIN_WORDS, SLAB_BYTES, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_STATS, SLAB_TOUCHED, STAT_WORDS,
+    TOUCHED_WORDS, record_of,
+};
 use crate::shm::lock::byte_is_locked;
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::Ordering;
-
-/// Bytes of a slab.
-pub const SLAB_BYTES: usize = 65536;
-/// Offset of the pin high-water mark.
-pub const SLAB_HIGH_WATER: usize = 64;
-/// Offset of the touched-log cursor.
-pub const SLAB_CURSOR: usize = 128;
-/// Offset of the client's statistics.
-pub const SLAB_STATS: usize = 192;
-/// Words of the client's statistics.
-pub const STAT_WORDS: usize = 14 + REUSE_WORDS;
-/// Offset of the pin words.
-pub const SLAB_PINS: usize = 4096;
-/// Number of pin words.
-pub const PIN_WORDS: usize = 4096;
-/// Offset of the touched log.
-pub const SLAB_TOUCHED: usize = 36864;
-/// Entries of the touched log.
-pub const TOUCHED_WORDS: usize = 3584;
-
-const _: () = assert!(SLAB_STATS + STAT_WORDS * 8 <= SLAB_PINS);
-const _: () = assert!(SLAB_PINS + PIN_WORDS * 8 == SLAB_TOUCHED);
-const _: () = assert!(SLAB_TOUCHED + TOUCHED_WORDS * 8 == SLAB_BYTES);
 
 /// The arena and the liveness file.
 #[derive(Debug)]
@@ -229,12 +209,6 @@ impl Slabs {
             .expect("slab numbers and offsets are below the size of the arena")
             .store(value, Ordering::Relaxed);
     }
-}
-
-/// The record that a word names, if there is one of that number.
-pub(super) fn record_of(word: u64, records: u32) -> Option<u32> {
-    let record = u32::try_from(word.checked_sub(1)?).ok()?;
-    (record < records).then_some(record)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::error::CoreError;
 use super::evict::{CONDEMN_STEPS, Later, Need, STALE_COMMITS};
 use super::partials::PartialKey;
 use super::policy::Place;
-use super::turn::Turn;
+use crate::index::turn::Turn;
 
 /// Objects that a batch takes when it can: the fence and the scan of all slabs are paid once for them.
 const BATCH: u64 = 64;

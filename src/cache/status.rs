@@ -6,8 +6,9 @@ use super::SLABS;
 use super::api::{ClientId, ClientStatus, CoreStatus, Counters, PoolStatus};
 use super::core::Core;
 use super::error::CoreError;
-use super::slabs::record_of;
-use super::turn::{Progress, Turn, Work};
+use super::work::{Progress, Work};
+use crate::index::slab::record_of;
+use crate::index::turn::Turn;
 use crate::object::FRAME_BYTES;
 use crate::pool::accounting::Class;
 

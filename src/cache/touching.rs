@@ -2,9 +2,9 @@
 //!
 //! May import this module's `meter`, `probe` and `records`.
 
-use super::meter::Meter;
-use super::probe::Found;
 use super::records::Records;
+use crate::index::meter::Meter;
+use crate::index::probe::Found;
 
 /// Parts of a step: to note one use.
 const TOUCH: u32 = 2;

@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::ClientError;
 use super::session::{Regions, length};
 use super::stats::Stat;
-use crate::cache::direct::{self, Direct, OtherDomain};
-use crate::cache::index::{IndexLayout, IndexReader};
-use crate::cache::pin_words::PinWords;
-use crate::cache::slabs::SLAB_BYTES;
 use crate::geometry::ObjectKind;
+use crate::index::layout::IndexLayout;
+use crate::index::pins::PinWords;
+use crate::index::read;
+use crate::index::read::{Direct, OtherDomain};
+use crate::index::reader::IndexReader;
+use crate::index::slab::SLAB_BYTES;
 use crate::keys::ChunkKey;
 use crate::object::{DomainShape, GroupShape, LookupRequest, ObjectId, RetrieveAnswer, RetrieveRequest};
 use crate::pool::EpochReader;
@@ -132,7 +134,7 @@ impl Attached {
         let reader = IndexReader::new(&self.index, self.layout);
         let is_current = || self.boot_unchanged();
         let mut pins = self.pins();
-        let found = direct::look_up(&reader, &shape, request, &mut pins, is_current);
+        let found = read::look_up(&reader, &shape, request, &mut pins, is_current);
         self.note_evicted(&mut pins);
         match found {
             Ok(found) => Some(found),
@@ -152,7 +154,7 @@ impl Attached {
     ) -> Option<(RetrieveAnswer, bool)> {
         let reader = IndexReader::new(&self.index, self.layout);
         let mut pins = self.pins();
-        let found = direct::retrieve(&reader, domain, kept_frames_max, request, &mut pins, || {
+        let found = read::retrieve(&reader, domain, kept_frames_max, request, &mut pins, || {
             self.boot_unchanged()
         });
         self.note_evicted(&mut pins);

@@ -12,7 +12,7 @@ use super::stats::{Counters, REUSE, Stat};
 use super::wake::Wake;
 use super::wanted::{Registered, Wanted};
 use super::{ClientConfig, ClientError};
-use crate::cache::ReuseCounters;
+use crate::index::counters::ReuseCounters;
 use crate::shm::atfork::process_generation;
 use crate::sync::shared::{AtomicBool, AtomicU64, Ordering};
 

@@ -16,9 +16,7 @@ use kvasir::client::{
 use kvasir::copy::HostMemory;
 use kvasir::geometry::ObjectKind;
 use kvasir::keys::{ChunkKey, Extras, KeyChain};
-use kvasir::object::{
-    ClientKind, GroupRegistration, GroupSpan, Lookup, ObjectId, PayloadPath, Tail,
-};
+use kvasir::object::{ClientKind, GroupRegistration, GroupSpan, Lookup, ObjectId, PayloadPath, Tail};
 use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
 use kvasir::wire::{Domain, Negotiate, RegisterKvCache};
 use nix::sys::signal::{Signal, kill};

@@ -380,9 +380,9 @@ fn touches_of_clients_that_read_by_themselves_count() {
     let record = rig.record(key(0, 0, CHUNK), 0).unwrap();
     engine
         .slab
-        .store_words(slabs::SLAB_TOUCHED, &[u64::from(record) + 1])
+        .store_words(slab::SLAB_TOUCHED, &[u64::from(record) + 1])
         .unwrap();
-    engine.slab.store_words(slabs::SLAB_CURSOR, &[1]).unwrap();
+    engine.slab.store_words(slab::SLAB_CURSOR, &[1]).unwrap();
     rig.put_chain(&engine, 9, 1);
     assert_eq!(rig.resident(0, 1), [0]);
     assert_eq!(rig.resident(1, 1), [] as [u32; 0]);

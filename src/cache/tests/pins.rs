@@ -185,7 +185,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
         );
         false
     };
-    let missed = direct::look_up(&reader, &shape, &request, &mut peer.words, never).unwrap();
+    let missed = read::look_up(&reader, &shape, &request, &mut peer.words, never).unwrap();
     assert_eq!(
         (asked.get(), missed.answer.hit_tokens, missed.answer.pin),
         (3, 0, 0)
@@ -197,7 +197,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
         asked.set(asked.get() + 1);
         asked.get() == 2
     };
-    let found = direct::look_up(&reader, &shape, &request, &mut peer.words, at_last).unwrap();
+    let found = read::look_up(&reader, &shape, &request, &mut peer.words, at_last).unwrap();
     assert_eq!((asked.get(), found.answer.hit_tokens), (2, 3 * u64::from(CHUNK)));
     assert_eq!(pinned(peer.id), 1);
     peer.words.end_session(7);
@@ -208,7 +208,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
         domain: number + 1,
         ..shape
     };
-    let other = direct::look_up(&reader, &old, &request, &mut peer.words, || true);
-    assert_eq!(other, Err(direct::OtherDomain));
+    let other = read::look_up(&reader, &old, &request, &mut peer.words, || true);
+    assert_eq!(other, Err(read::OtherDomain));
     assert_eq!(pinned(peer.id), 0);
 }

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::sync::Mutex;
 
 use super::*;
-use crate::cache::lookup::Limits;
-use crate::cache::probe::probe;
-use crate::cache::record::RecordView;
+use crate::index::presence::Limits;
+use crate::index::probe::probe;
+use crate::index::record::RecordView;
 
 const WINDOW: ObjectKind = ObjectKind::Window { tokens: 20 };
 const CHUNKS: u32 = 6;

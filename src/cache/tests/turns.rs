@@ -1,7 +1,7 @@
 //! Work that is cut into turns: how long each is, what it does in all, and what is there between two of them.
 
-use super::super::turn::{Progress, TURN_STEPS, Turn, Work};
 use super::*;
+use crate::index::turn::{TURN_STEPS, Turn};
 
 /// What is done between two looks at the turn: the steps that a piece of work may be too long by.
 const OVERRUN: u32 = 64;
@@ -251,15 +251,15 @@ fn clear_takes_as_much_as_there_is() {
 
 /// Slabs pin everything that there is.
 fn pin_all(rig: &mut Rig, objects: u32) -> Vec<Peer> {
-    let count = objects.div_ceil(slabs::PIN_WORDS as u32);
+    let count = objects.div_ceil(slab::PIN_WORDS as u32);
     let peers: Vec<Peer> = (0..count).map(|at| rig.peer(100 + at as u8)).collect();
     for (at, peer) in (0..).zip(&peers) {
-        let first = at * slabs::PIN_WORDS as u64;
-        let words: Vec<u64> = (1..=slabs::PIN_WORDS as u64).map(|word| first + word).collect();
+        let first = at * slab::PIN_WORDS as u64;
+        let words: Vec<u64> = (1..=slab::PIN_WORDS as u64).map(|word| first + word).collect();
         peer.slab
-            .store_words(slabs::SLAB_HIGH_WATER, &[words.len() as u64])
+            .store_words(slab::SLAB_HIGH_WATER, &[words.len() as u64])
             .unwrap();
-        peer.slab.store_words(slabs::SLAB_PINS, &words).unwrap();
+        peer.slab.store_words(slab::SLAB_PINS, &words).unwrap();
     }
     peers
 }
@@ -286,10 +286,10 @@ fn victims_that_are_pinned_are_met_once() {
     // What a reader lets go of may go at once.
     readers[2]
         .slab
-        .store_words(slabs::SLAB_PINS + 8 * 100, &[0])
+        .store_words(slab::SLAB_PINS + 8 * 100, &[0])
         .unwrap();
     assert_eq!(grant(&mut rig).0, 1);
-    let gone = 2 * slabs::PIN_WORDS as u32 + 100;
+    let gone = 2 * slab::PIN_WORDS as u32 + 100;
     assert_eq!(rig.resident(1, objects).len() as u32, objects - 1);
     assert!(!rig.resident(1, objects).contains(&gone));
 }
@@ -360,10 +360,10 @@ fn full_logs_of_many_are_read_a_little_at_a_time() {
     rig.fill(&engine, 2, 2048, false, 0);
     let loggers: Vec<Peer> = (0..100).map(|at| rig.peer(50 + at)).collect();
     for peer in &loggers {
-        let words: Vec<u64> = (0..slabs::TOUCHED_WORDS as u64).map(|word| word + 1).collect();
-        peer.slab.store_words(slabs::SLAB_TOUCHED, &words).unwrap();
+        let words: Vec<u64> = (0..slab::TOUCHED_WORDS as u64).map(|word| word + 1).collect();
+        peer.slab.store_words(slab::SLAB_TOUCHED, &words).unwrap();
         peer.slab
-            .store_words(slabs::SLAB_CURSOR, &[words.len() as u64])
+            .store_words(slab::SLAB_CURSOR, &[words.len() as u64])
             .unwrap();
     }
     let mut grants = 0;
@@ -418,8 +418,8 @@ fn status_is_told_in_turns() {
     let readers: Vec<Peer> = (0..100).map(|at| rig.peer(50 + at)).collect();
     for peer in &readers {
         let words: Vec<u64> = (0..4096).map(|word| word % 8000 + 1).collect();
-        peer.slab.store_words(slabs::SLAB_HIGH_WATER, &[4096]).unwrap();
-        peer.slab.store_words(slabs::SLAB_PINS, &words).unwrap();
+        peer.slab.store_words(slab::SLAB_HIGH_WATER, &[4096]).unwrap();
+        peer.slab.store_words(slab::SLAB_PINS, &words).unwrap();
     }
     let reporting = Reporting::new(&rig.core);
     let (status, spent) = drive(&mut rig.core, reporting);

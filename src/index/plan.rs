@@ -1,103 +1,27 @@
 //! Which prefix can be served, and from which objects: pure functions over what is present.
 //!
-//! May import `geometry` and this module's `api`, `shape` and `sweep`.
-//!
 //! A boundary is the end of a full chunk or of a named tail. A boundary can be served when every object
 //! group has what a resume there needs. Attention and window groups may use the front of any object whose
 //! tokens are all in the prompt; a state serves only its exact end.
 
-use std::collections::HashMap;
-
+use super::presence::{Limits, Load, Presence};
 use super::sweep::{Naming, Sweep, TailOrder, View};
-use crate::object::{DomainShape, GroupShape, LookupRequest};
+use crate::object::GroupShape;
 
 /// Rounds of planning before a lookup whose objects keep vanishing is a miss.
-pub(super) const MAX_ROUNDS: u32 = 3;
-
-/// A tail of the prompt and the groups that have an object of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TailPresence {
-    /// Its chunk.
-    pub(super) chunk: u32,
-    /// Its tokens.
-    pub(super) tokens: u32,
-    /// Bits of the groups.
-    pub(super) groups: u32,
-}
-
-/// What is there of a prompt.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Presence {
-    /// Bits of the groups that have an object of each full chunk. Chunks behind the end have none.
-    pub(super) chunks: Vec<u32>,
-    /// The tails, in the order in which the request names them.
-    pub(super) tails: Vec<TailPresence>,
-    /// Of objects that begin with holes the first token that is held, by source and bit of the group.
-    pub(super) holes: HashMap<(Source, u32), u32>,
-}
-
-impl Presence {
-    /// An object that was there is not any more.
-    pub(super) fn lose(&mut self, load: &Load, groups: &[GroupShape]) {
-        let gone = !groups[load.group].bit;
-        match load.source {
-            Source::Chunk(chunk) => self.chunks[chunk as usize] &= gone,
-            Source::Tail(tail) => self.tails[tail as usize].groups &= gone,
-        }
-    }
-}
-
-/// The numbers of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
-    /// The bound chunk size.
-    pub(super) chunk_size: u64,
-    /// The prefix is at most this long.
-    pub(super) max_tokens: u64,
-    /// Tokens that need not be loaded.
-    pub(super) local_tokens: u64,
-}
-
-impl Limits {
-    /// Those of a request.
-    pub(super) fn of(request: &LookupRequest<'_>, shape: &DomainShape) -> Self {
-        Self {
-            chunk_size: shape.chunk_size.into(),
-            max_tokens: request.max_tokens,
-            local_tokens: request.local_tokens,
-        }
-    }
-}
-
-/// Where bytes come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Source {
-    /// The object of a full chunk.
-    Chunk(u32),
-    /// The object of the tail with this place in the request.
-    Tail(u32),
-}
-
-/// One object to load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Load {
-    /// Place of the group in the domain's list.
-    pub(super) group: usize,
-    /// The object.
-    pub(super) source: Source,
-}
+pub(crate) const MAX_ROUNDS: u32 = 3;
 
 /// A prefix and what to load for it, group by group in order, each in token order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// Length of the prefix.
-    pub(super) hit_tokens: u64,
+    pub(crate) hit_tokens: u64,
     /// What to load.
-    pub(super) loads: Vec<Load>,
+    pub(crate) loads: Vec<Load>,
 }
 
 /// The longest prefix that all groups can serve.
-pub(super) fn plan(groups: &[GroupShape], presence: &Presence, limits: &Limits) -> Plan {
+pub(crate) fn plan(groups: &[GroupShape], presence: &Presence, limits: &Limits) -> Plan {
     let order = TailOrder::of(presence);
     let view = View {
         groups,
@@ -121,7 +45,7 @@ pub(super) fn plan(groups: &[GroupShape], presence: &Presence, limits: &Limits) 
 
 #[cfg(test)]
 /// Per group, tokens up to which every object from token 0 on is there, a tail at the end included.
-pub(super) fn present_tokens(groups: &[GroupShape], presence: &Presence, limits: &Limits) -> Vec<u64> {
+pub(crate) fn present_tokens(groups: &[GroupShape], presence: &Presence, limits: &Limits) -> Vec<u64> {
     let order = TailOrder::of(presence);
     let view = View {
         groups,
@@ -134,7 +58,7 @@ pub(super) fn present_tokens(groups: &[GroupShape], presence: &Presence, limits:
 
 /// Plans, and finds every object of the plan again. What is not found any more is taken out of `presence`
 /// and the plan is made anew, as long as `rounds` are left; then it is a miss. The plan and the records of its loads.
-pub(super) fn settle<R: Copy>(
+pub(crate) fn settle<R: Copy>(
     groups: &[GroupShape],
     presence: &mut Presence,
     limits: &Limits,
@@ -158,7 +82,7 @@ pub(super) fn settle<R: Copy>(
 /// As [`settle`], and not longer than `fits` allows: it is given a plan and its records and says what pinning them
 /// takes, or that it is too much. Then the longest prefix in whole chunks that fits is found by halving, since a
 /// shorter one needs less; a step of that is no round unless something vanishes. The last value tells that this happened.
-pub(super) fn settle_within<R: Copy, T: Default>(
+pub(crate) fn settle_within<R: Copy, T: Default>(
     groups: &[GroupShape],
     presence: &mut Presence,
     limits: &Limits,
@@ -193,5 +117,5 @@ pub(super) fn settle_within<R: Copy, T: Default>(
 }
 
 #[cfg(test)]
-#[path = "lookup_tests.rs"]
+#[path = "plan_tests.rs"]
 mod tests;

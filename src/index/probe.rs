@@ -1,10 +1,8 @@
 //! What the index has of a prompt: the first half of every lookup, whoever makes it.
-//!
-//! May import `geometry`, `keys`, `shm` and this module's `api`, `index`, `lookup`, `meter`, `record`, `shape`, `sweep` and `turn`.
 
-use super::index::IndexReader;
-use super::lookup::{Limits, Load, Presence, Source, TailPresence};
 use super::meter::Meter;
+use super::presence::{Limits, Load, Presence, Source, TailPresence};
+use super::reader::IndexReader;
 use super::record::RecordView;
 use super::sweep::{Sweep, TailOrder, View};
 use super::turn::Turn;
@@ -16,10 +14,10 @@ use crate::shm::mapping::Access;
 
 /// A record that was found, and how many frames it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) record: u32,
-    pub(super) incarnation: u64,
-    pub(super) frames: u64,
+pub(crate) struct Found {
+    pub(crate) record: u32,
+    pub(crate) incarnation: u64,
+    pub(crate) frames: u64,
 }
 
 impl From<RecordView> for Found {
@@ -51,18 +49,18 @@ enum Stage {
 
 /// What is there of a prompt.
 #[derive(Default)]
-pub(super) struct Probed {
-    pub(super) presence: Presence,
+pub(crate) struct Probed {
+    pub(crate) presence: Presence,
     /// The tails of `presence`, in its order.
-    pub(super) tails: Vec<Tail>,
+    pub(crate) tails: Vec<Tail>,
     /// The anchor group's records of the chunks, from the first on.
-    pub(super) anchors: Vec<Found>,
+    pub(crate) anchors: Vec<Found>,
     /// Per group, tokens up to which everything is there.
-    pub(super) covers: Vec<u64>,
+    pub(crate) covers: Vec<u64>,
     /// Something that was named belongs to another domain.
-    pub(super) other_domain: bool,
-    pub(super) order: TailOrder,
-    pub(super) sweep: Sweep,
+    pub(crate) other_domain: bool,
+    pub(crate) order: TailOrder,
+    pub(crate) sweep: Sweep,
     /// What each of the anchors says of the tails of the chunk behind it.
     tails_behind: Vec<u32>,
     stage: Stage,
@@ -80,7 +78,7 @@ pub(super) struct Probed {
 
 impl Probed {
     /// Nothing of a domain is known yet.
-    pub(super) fn new(shape: &DomainShape, request: &LookupRequest<'_>) -> Self {
+    pub(crate) fn new(shape: &DomainShape, request: &LookupRequest<'_>) -> Self {
         let mut probed = Self {
             gaps: vec![u32::MAX; shape.groups.len()],
             covers: vec![0; shape.groups.len()],
@@ -91,7 +89,7 @@ impl Probed {
     }
 
     /// The object that a load names.
-    pub(super) fn id_of(&self, load: &Load, shape: &DomainShape, request: &LookupRequest<'_>) -> ObjectId {
+    pub(crate) fn id_of(&self, load: &Load, shape: &DomainShape, request: &LookupRequest<'_>) -> ObjectId {
         let key = match load.source {
             Source::Chunk(at) => request.keys[at as usize],
             Source::Tail(at) => self.tails[at as usize].key,
@@ -103,7 +101,7 @@ impl Probed {
     }
 
     /// Its chunk.
-    pub(super) fn chunk_of(&self, load: &Load) -> u32 {
+    pub(crate) fn chunk_of(&self, load: &Load) -> u32 {
         match load.source {
             Source::Chunk(at) => at,
             Source::Tail(at) => self.tails[at as usize].chunk,
@@ -111,7 +109,7 @@ impl Probed {
     }
 
     /// Its tokens.
-    pub(super) fn tokens_of(&self, load: &Load, shape: &DomainShape) -> u32 {
+    pub(crate) fn tokens_of(&self, load: &Load, shape: &DomainShape) -> u32 {
         match load.source {
             Source::Chunk(_) => shape.chunk_size,
             Source::Tail(at) => self.tails[at as usize].tokens,
@@ -131,7 +129,7 @@ const AHEAD: usize = 8;
 /// the number of groups. Behind the first chunk that the anchor lacks nothing can be hit. A model that can resume inside any
 /// chunk names thousands of tails: only those of chunks are looked at whose record before knows of any or which need none,
 /// from the end, chunk by chunk, until a boundary is found.
-pub(super) fn probe<A: Access>(
+pub(crate) fn probe<A: Access>(
     reader: &IndexReader<'_, A>,
     shape: &DomainShape,
     request: &LookupRequest<'_>,
@@ -150,16 +148,16 @@ pub(super) fn probe<A: Access>(
 }
 
 /// Looks objects of one domain up.
-pub(super) struct Prober<'a, A: Access> {
-    pub(super) reader: &'a IndexReader<'a, A>,
-    pub(super) shape: &'a DomainShape,
-    pub(super) request: &'a LookupRequest<'a>,
-    pub(super) limits: &'a Limits,
+pub(crate) struct Prober<'a, A: Access> {
+    pub(crate) reader: &'a IndexReader<'a, A>,
+    pub(crate) shape: &'a DomainShape,
+    pub(crate) request: &'a LookupRequest<'a>,
+    pub(crate) limits: &'a Limits,
 }
 
 impl<A: Access> Prober<'_, A> {
     /// Goes on where it stopped, until all is known that is needed or the turn is over. Whether it is.
-    pub(super) fn step(&self, probed: &mut Probed, meter: &mut Meter<'_>) -> bool {
+    pub(crate) fn step(&self, probed: &mut Probed, meter: &mut Meter<'_>) -> bool {
         while !meter.is_over() {
             match probed.stage {
                 Stage::Chunks => self.chunks(probed, meter),
@@ -172,7 +170,7 @@ impl<A: Access> Prober<'_, A> {
     }
 
     /// What a plan is made from.
-    pub(super) fn view<'v>(&'v self, probed: &'v Probed) -> View<'v> {
+    pub(crate) fn view<'v>(&'v self, probed: &'v Probed) -> View<'v> {
         View {
             groups: &self.shape.groups,
             presence: &probed.presence,
@@ -415,7 +413,7 @@ impl<A: Access> Prober<'_, A> {
 }
 
 /// Whether a tail is a proper part of a chunk, in whole alignments.
-pub(super) fn is_tail(tail: &Tail, shape: &DomainShape) -> bool {
+pub(crate) fn is_tail(tail: &Tail, shape: &DomainShape) -> bool {
     let aligned = u64::from(tail.tokens).is_multiple_of(shape.alignment);
     aligned && tail.tokens > 0 && tail.tokens < shape.chunk_size
 }

@@ -1,21 +1,20 @@
 //! The pin words of one client's slab, as that client writes them, and its own account of what they keep.
 //!
-//! May import `shm`, `sync` and this module's `slabs`. Layout: docs/shm-layout.md, "Pin arena". The server's side is
-//! in `slabs`.
+//! Layout: docs/shm-layout.md, "Pin arena".
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::slabs::{PIN_WORDS, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_TOUCHED, TOUCHED_WORDS};
+use super::slab::{PIN_WORDS, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_TOUCHED, TOUCHED_WORDS};
 use crate::shm::{Mapping, ReadWrite};
 use crate::sync::shared::{Ordering, fence};
 
 /// Records that a pin keeps, each once, with the frames that each holds at most.
-pub(super) type Kept = Vec<(u32, u64)>;
+pub(crate) type Kept = Vec<(u32, u64)>;
 
 /// What a pin is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(crate) enum Use {
     /// A hit that was answered and may be read some time. When words run out it may go: what it promised is then a load
     /// that fails, if it is gone.
     Promise,
@@ -83,7 +82,7 @@ impl PinWords {
         }
     }
 
-    pub(super) fn is_kept(&self, record: u32) -> bool {
+    pub(crate) fn is_kept(&self, record: u32) -> bool {
         self.kept.get(record as usize).is_some_and(|kept| kept.pins > 0)
     }
 
@@ -126,12 +125,12 @@ impl PinWords {
     }
 
     /// Frames of all that is kept, each record once.
-    pub(super) fn kept_frames(&self) -> u64 {
+    pub(crate) fn kept_frames(&self) -> u64 {
         self.kept_frames
     }
 
     /// Whether one more pin that keeps these stays within `limit` frames.
-    pub(super) fn fits(&self, kept: &Kept, limit: u64) -> bool {
+    pub(crate) fn fits(&self, kept: &Kept, limit: u64) -> bool {
         let new = kept.iter().filter(|(record, _)| !self.is_kept(*record));
         let new: u64 = new.map(|(_, frames)| *frames).sum();
         new == 0 || self.kept_frames + new <= limit
@@ -139,7 +138,7 @@ impl PinWords {
 
     /// Writes a pin word for each record, then fences (SeqCst). The pin's number; nothing where words have run out and no
     /// promise can go for it.
-    pub(super) fn hold(&mut self, session: u64, records: &[u32], kept: Kept, purpose: Use) -> Option<u64> {
+    pub(crate) fn hold(&mut self, session: u64, records: &[u32], kept: Kept, purpose: Use) -> Option<u64> {
         if !self.make_room(session, records.len()) {
             return None;
         }

@@ -1,13 +1,8 @@
-//! Turns of the server's one thread, and work that is cut to fit them.
-//!
-//! May import this module's `core` and `error`. No unsafe code.
+//! Turns of the server's one thread.
 //!
 //! A turn is a number of steps, not a time: what it comes to is the same on every machine and in every run, so tests
 //! can count it. A step stands for a few cache misses (a record looked at, a frame freed), half a microsecond at the
 //! worst; work of more steps than a turn has stops, others are served, and it goes on where it stopped.
-
-use super::core::Core;
-use super::error::CoreError;
 
 /// Steps in one turn: with half a microsecond each, well below the 100 us that a turn may take.
 pub const TURN_STEPS: u32 = 128;
@@ -32,7 +27,7 @@ impl Turn {
 
     /// A turn of so many steps.
     #[cfg(test)]
-    pub(super) fn of(steps: u32) -> Self {
+    pub(crate) fn of(steps: u32) -> Self {
         Self {
             left: steps,
             spent: 0,
@@ -61,7 +56,7 @@ impl Turn {
 
     /// Steps that were made of a whole turn, or more where the last ones went beyond it.
     #[cfg(test)]
-    pub(super) fn spent(&self) -> u32 {
+    pub(crate) fn spent(&self) -> u32 {
         self.spent
     }
 
@@ -74,42 +69,5 @@ impl Turn {
 impl Default for Turn {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// How far a piece of work is.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Progress<T> {
-    /// It is finished, with this result.
-    Done(T),
-    /// The turn is over; call again with a new one.
-    More,
-}
-
-/// A request of the cache that may take more than one turn.
-///
-/// Between two turns other requests change the cache: what was found earlier has to be looked at again before
-/// it is relied on. Work that is dropped half-way leaves the cache consistent; what it took for its client is the client's, and goes with it.
-pub trait Work {
-    /// What it leads to.
-    type Answer;
-
-    /// Goes on until it is finished or the turn is over.
-    ///
-    /// # Errors
-    /// Those of the request. The work is over then.
-    fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<Self::Answer>, CoreError>;
-}
-
-/// Does all of a piece of work at once.
-///
-/// # Errors
-/// Those of the work.
-pub fn finish<W: Work>(core: &mut Core, mut work: W) -> Result<W::Answer, CoreError> {
-    let mut turn = Turn::endless();
-    loop {
-        if let Progress::Done(answer) = work.step(core, &mut turn)? {
-            return Ok(answer);
-        }
     }
 }

@@ -1,6 +1,5 @@
 //! Records: how one object is written down in the index and in the directory.
-//!
-//! May import `keys`, `pool`. Layout: docs/shm-layout.md, "Index region".
+//! Layout: docs/shm-layout.md, "Index region".
 
 use crate::keys::ChunkKey;
 use crate::object::{ObjectId, frames_for};
@@ -146,13 +145,13 @@ pub struct RecordView {
     /// Of a full chunk: which tails of the next one have a live object, bit `(tokens / alignment - 1) mod 32` of each. A hint
     /// too.
     pub tails: u32,
-    pub(super) body: u64,
-    pub(super) inline: [u64; INLINE_WORDS],
+    pub(crate) body: u64,
+    pub(crate) inline: [u64; INLINE_WORDS],
 }
 
 impl RecordView {
     /// Reads the words of a record that belongs to `id`; `None` when it belongs to another.
-    pub(super) fn decode(record: u32, words: &[u64; SHARED_WORDS], id: &ObjectId) -> Option<Self> {
+    pub(crate) fn decode(record: u32, words: &[u64; SHARED_WORDS], id: &ObjectId) -> Option<Self> {
         let shape = words[WORD_SHAPE];
         let same = words[WORD_KEY..WORD_SHAPE] == key_words(&id.key) && shape as u16 == id.group;
         let mut inline = [0; INLINE_WORDS];

@@ -1,8 +1,11 @@
+use std::collections::HashMap;
+
 use super::*;
 use proptest::prelude::*;
 
 use crate::geometry::ObjectKind;
 use crate::geometry::window::first_needed_token;
+use crate::index::presence::{Source, TailPresence};
 
 const CHUNK: u64 = 256;
 

@@ -1,6 +1,5 @@
 //! Lookups and retrieves without a message: the reader's side of the read protocol, up to its pins.
 //!
-//! May import `geometry`, `pool`, `shm` and this module's `api`, `error`, `index`, `lookup`, `pin_words`, `probe`, `record` and `shape`.
 //! Protocol: docs/shm-layout.md, "read".
 //!
 //! A reader finds what it wants, writes pin words, fences, and looks at every pinned record again. What is still there
@@ -9,16 +8,15 @@
 
 use std::collections::HashSet;
 
-use super::error::CoreError;
-use super::index::IndexReader;
-use super::lookup::{self, Limits, Load, MAX_ROUNDS, Plan, Source};
-use super::pin_words::{Kept, PinWords, Use};
-use super::probe::{Found, Probed, is_tail, probe};
+use super::pins::{Kept, PinWords, Use};
+use super::plan::{MAX_ROUNDS, Plan, settle_within};
+use super::presence::{Limits, Load, Source};
+use super::probe::{Found, Probed, probe};
+use super::reader::IndexReader;
 use super::record::RecordView;
 use crate::geometry::ObjectKind;
 use crate::object::{
-    DomainShape, Extent, LoadItem, LookupAnswer, LookupRequest, PartLocation, RetrieveAnswer,
-    RetrieveRequest, Tail,
+    DomainShape, Extent, LoadItem, LookupAnswer, LookupRequest, PartLocation, RetrieveAnswer, RetrieveRequest,
 };
 use crate::pool::body;
 use crate::shm::mapping::Access;
@@ -85,7 +83,7 @@ pub fn look_up<A: Access>(
             pins.fits(&kept, shape.kept_frames_max).then_some(kept)
         };
         let (plan, loads, kept, shortened) =
-            lookup::settle_within(&shape.groups, &mut presence, &limits, &mut rounds, find, fits);
+            settle_within(&shape.groups, &mut presence, &limits, &mut rounds, find, fits);
         found.shortened |= shortened;
         if request.pin && !plan.loads.is_empty() {
             let held: Vec<usize> = held_by(&plan, shape).collect();
@@ -175,7 +173,7 @@ pub fn retrieve<A: Access>(
 }
 
 /// Where a part of a live object lies; its runs are appended to `extents`. `words` is scratch.
-pub(super) fn part_location<A: Access>(
+pub(crate) fn part_location<A: Access>(
     reader: &IndexReader<'_, A>,
     view: &RecordView,
     part: u16,
@@ -253,26 +251,8 @@ fn touched_by(plan: &Plan, records: &[u32], anchors: &[Found], shape: &DomainSha
 }
 
 /// Alignment units that a request asks about.
-pub(super) fn requested_units(request: &LookupRequest<'_>, shape: &DomainShape) -> u64 {
+pub(crate) fn requested_units(request: &LookupRequest<'_>, shape: &DomainShape) -> u64 {
     let chunks = request.keys.len() as u64 * u64::from(shape.chunk_size);
     let named = chunks.max(request.tails.end(shape.chunk_size));
     named.min(request.max_tokens) / shape.alignment
-}
-
-/// A tail is a proper part of a chunk whose chunks before it are named, in whole alignments.
-pub(super) fn check_tail(
-    tail: &Tail,
-    request: &LookupRequest<'_>,
-    shape: &DomainShape,
-) -> Result<(), CoreError> {
-    if is_tail(tail, shape) && tail.chunk as usize <= request.keys.len() {
-        return Ok(());
-    }
-    Err(CoreError::InvalidKey {
-        chunk: tail.chunk.into(),
-        tokens: tail.tokens.into(),
-        alignment: shape.alignment,
-        chunk_size: shape.chunk_size.into(),
-        keys: request.keys.len() as u64,
-    })
 }

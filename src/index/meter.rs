@@ -1,6 +1,4 @@
 //! What is spent of a turn by work whose single movements are shorter than a step.
-//!
-//! May import this module's `turn`.
 
 use super::turn::Turn;
 
@@ -8,19 +6,19 @@ use super::turn::Turn;
 const PARTS: u32 = 16;
 
 /// Counts in sixteenths of a step, 30 ns each at the worst. What is begun of a step is spent when it goes.
-pub(super) struct Meter<'a> {
+pub(crate) struct Meter<'a> {
     turn: &'a mut Turn,
     parts: u32,
 }
 
 impl<'a> Meter<'a> {
     /// Nothing is spent yet.
-    pub(super) fn new(turn: &'a mut Turn) -> Self {
+    pub(crate) fn new(turn: &'a mut Turn) -> Self {
         Self { turn, parts: 0 }
     }
 
     /// Counts parts of steps that were made.
-    pub(super) fn spend(&mut self, parts: u32) {
+    pub(crate) fn spend(&mut self, parts: u32) {
         self.parts += parts;
         if self.parts >= PARTS {
             self.turn.spend(self.parts / PARTS);
@@ -29,7 +27,7 @@ impl<'a> Meter<'a> {
     }
 
     /// Whether it is somebody else's turn.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.turn.is_over()
     }
 }

@@ -1,30 +1,28 @@
 //! From the end of a prompt to its start: the first boundary at which every object group can resume.
 //!
-//! May import `geometry` and this module's `lookup` and `shape`.
-//!
 //! A window may reach back to the start of the prompt, so a boundary is not looked at chunk by chunk: going down, each group
 //! remembers where the run of whole objects begins that it is in. All boundaries together cost what the prompt has chunks and
 //! tails, times the groups. [`Sweep`] and [`Naming`] keep their place, so that a long one can go on in another turn.
 
-use super::lookup::{Limits, Load, Presence, Source, TailPresence};
+use super::presence::{Limits, Load, Presence, Source, TailPresence};
 use crate::geometry::ObjectKind;
 use crate::geometry::window::first_needed_token;
 use crate::object::GroupShape;
 
 /// The places of the tails by chunk, then by length.
 #[derive(Clone, Debug, Default)]
-pub(super) struct TailOrder(Vec<u32>);
+pub(crate) struct TailOrder(Vec<u32>);
 
 impl TailOrder {
     /// That of all tails.
-    pub(super) fn of(presence: &Presence) -> Self {
+    pub(crate) fn of(presence: &Presence) -> Self {
         let mut order = Self((0..presence.tails.len() as u32).collect());
         order.0.sort_by_key(|at| key(presence, *at));
         order
     }
 
     /// Tails of one more chunk, which are the last in `presence`, from `first` on.
-    pub(super) fn add(&mut self, presence: &Presence, first: usize) {
+    pub(crate) fn add(&mut self, presence: &Presence, first: usize) {
         let mut new: Vec<u32> = (first as u32..presence.tails.len() as u32).collect();
         new.sort_by_key(|at| key(presence, *at));
         let Some(least) = new.first().map(|at| key(presence, *at)) else {
@@ -61,15 +59,15 @@ struct Piece {
 }
 
 /// What is asked about, and what is there.
-pub(super) struct View<'a> {
+pub(crate) struct View<'a> {
     /// The groups of the domain.
-    pub(super) groups: &'a [GroupShape],
+    pub(crate) groups: &'a [GroupShape],
     /// What is there.
-    pub(super) presence: &'a Presence,
+    pub(crate) presence: &'a Presence,
     /// The numbers of the request.
-    pub(super) limits: &'a Limits,
+    pub(crate) limits: &'a Limits,
     /// Its tails in order.
-    pub(super) order: &'a TailOrder,
+    pub(crate) order: &'a TailOrder,
 }
 
 impl View<'_> {
@@ -98,7 +96,7 @@ impl View<'_> {
     }
 
     /// Per group, tokens up to which every object from 0 on is there.
-    pub(super) fn covers(&self) -> Vec<u64> {
+    pub(crate) fn covers(&self) -> Vec<u64> {
         let cover = |group: &GroupShape| {
             let chunks = self.presence.chunks.iter();
             self.cover(
@@ -110,7 +108,7 @@ impl View<'_> {
     }
 
     /// The same of a group that has so many chunks without a gap.
-    pub(super) fn cover(&self, group: &GroupShape, chunks: u64) -> u64 {
+    pub(crate) fn cover(&self, group: &GroupShape, chunks: u64) -> u64 {
         let mut tails = self.tails_of(chunks).rev();
         let tail = tails.find(|(_, t)| t.groups & group.bit != 0);
         chunks * self.limits.chunk_size + tail.map_or(0, |(_, t)| t.tokens.into())
@@ -155,7 +153,7 @@ struct Reach {
 
 /// Looks for the longest boundary that all groups serve, from the end of the prompt to its start.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sweep {
+pub(crate) struct Sweep {
     /// No boundary beyond is of use.
     longest: u64,
     /// Chunks that are left, or that were when the boundary was found.
@@ -166,7 +164,7 @@ pub(super) struct Sweep {
 
 impl Sweep {
     /// Begins at the end. `covers` are those of the groups.
-    pub(super) fn new(view: &View<'_>, covers: &[u64]) -> Self {
+    pub(crate) fn new(view: &View<'_>, covers: &[u64]) -> Self {
         let full = view.groups.iter().zip(covers);
         let full = full.filter(|(g, _)| g.kind == ObjectKind::Full);
         // Full attention bounds the prefix whatever else is there.
@@ -188,28 +186,28 @@ impl Sweep {
     }
 
     /// Also looks at boundaries in a chunk behind all that are known of, whose tails are looked up when they are needed.
-    pub(super) fn reach(&mut self, chunk: u64, limits: &Limits) {
+    pub(crate) fn reach(&mut self, chunk: u64, limits: &Limits) {
         let rows = self.left.max(chunk + 1);
         self.left = rows.min(self.longest.div_ceil(limits.chunk_size));
     }
 
     /// The chunk whose boundaries come next; nothing once the boundary is found, or there is none.
-    pub(super) fn chunk(&self) -> Option<u64> {
+    pub(crate) fn chunk(&self) -> Option<u64> {
         (self.found == 0).then(|| self.left.checked_sub(1)).flatten()
     }
 
     /// Goes on with the chunk before.
-    pub(super) fn leave(&mut self, chunk: u64) {
+    pub(crate) fn leave(&mut self, chunk: u64) {
         self.left = chunk;
     }
 
     /// The boundary; 0 when there is none.
-    pub(super) fn found(&self) -> u64 {
+    pub(crate) fn found(&self) -> u64 {
         self.found
     }
 
     /// Looks at the boundary at the end of the chunk that comes next.
-    pub(super) fn at_end(&mut self, view: &View<'_>) -> Option<u64> {
+    pub(crate) fn at_end(&mut self, view: &View<'_>) -> Option<u64> {
         let chunk = self.chunk()?;
         for reach in &mut self.reaches {
             reach.held = u32::MAX;
@@ -222,7 +220,7 @@ impl Sweep {
     }
 
     /// Looks at those at its tails, after the one at its end.
-    pub(super) fn at_tails(&mut self, view: &View<'_>) -> Option<u64> {
+    pub(crate) fn at_tails(&mut self, view: &View<'_>) -> Option<u64> {
         let chunk = self.chunk()?;
         let mut tails = view.tails_of(chunk).rev().peekable();
         while let Some(tokens) = tails.peek().map(|(_, tail)| tail.tokens) {
@@ -300,7 +298,7 @@ impl Reach {
 
 /// Names the objects of a prefix, group by group in order, each in token order.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Naming {
+pub(crate) struct Naming {
     boundary: u64,
     group: usize,
     /// The next chunk of the group.
@@ -309,7 +307,7 @@ pub(super) struct Naming {
 
 impl Naming {
     /// Those for a resume at a boundary.
-    pub(super) fn new(boundary: u64) -> Self {
+    pub(crate) fn new(boundary: u64) -> Self {
         Self {
             boundary,
             group: 0,
@@ -318,7 +316,7 @@ impl Naming {
     }
 
     /// The next one.
-    pub(super) fn next(&mut self, view: &View<'_>) -> Option<Load> {
+    pub(crate) fn next(&mut self, view: &View<'_>) -> Option<Load> {
         let (size, local) = (view.limits.chunk_size, view.limits.local_tokens);
         if self.boundary <= local {
             return None; // the engine has all of it, its states too
