@@ -14,8 +14,8 @@ use criterion::Criterion;
 use kvasir::cache::{ClientId, ClientInfo, ClientRegions, Core, CoreConfig, Registration};
 use kvasir::geometry::ObjectKind;
 use kvasir::index::layout::IndexLayout;
-use kvasir::index::pins::PinWords;
-use kvasir::index::read;
+use kvasir::index::local;
+use kvasir::index::pin_words::PinWords;
 use kvasir::index::reader::IndexReader;
 use kvasir::keys::ChunkKey;
 use kvasir::object::{
@@ -203,7 +203,7 @@ impl Cache {
         let own = &mut self.own;
         let reader = IndexReader::new(&own.index, own.layout);
         let shape = own.shape.as_ref().expect("a complete domain");
-        let found = read::look_up(&reader, shape, black_box(&request), &mut own.pins, || true);
+        let found = local::look_up(&reader, shape, black_box(&request), &mut own.pins, || true);
         let answer = found.expect("lookup").answer;
         own.pins.release(answer.pin);
         answer.hit_tokens

@@ -42,7 +42,6 @@ mod space;
 mod status;
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod touching;
 mod trunks;
 mod work;
 

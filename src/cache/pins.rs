@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::kept::Kept;
 use super::trunks::{Spot, Trunks};
 use super::{ClientId, CoreError};
-use crate::index::meter::Meter;
+use crate::index::meter::Budget;
 
 /// Parts of a step: to give back one thing that a pin holds.
 const GIVE_BACK: u32 = 4;
@@ -196,7 +196,7 @@ impl PinTable {
         &mut self,
         client: ClientId,
         pin: u64,
-        meter: &mut Meter<'_>,
+        meter: &mut impl Budget,
         mut unpin: impl FnMut(u32),
     ) -> bool {
         let Some(held) = self.clients.get_mut(&client) else {
@@ -265,6 +265,7 @@ fn limit(what: &'static str, asked: usize, limit: usize) -> CoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::meter::Meter;
     use crate::index::turn::Turn;
 
     const A: ClientId = ClientId { slab: 0, nonce: 1 };

@@ -1,6 +1,4 @@
-//! Lookups, retrieves and their pins.
-//!
-//! May import everything of this module. A lookup goes on in `looking`, a retrieve in `retrieving`.
+//! Lookups, retrieves and their pins. A lookup goes on in `looking`, a retrieve in `retrieving`.
 
 use crate::object::{LookupAnswer, LookupRequest, RetrieveAnswer, RetrieveRequest};
 use std::collections::HashSet;
@@ -11,10 +9,8 @@ use super::error::CoreError;
 use super::looking::Looking;
 use super::retrieving::Retrieving;
 use super::work::{Progress, Work, finish};
-use crate::index::meter::Meter;
-use crate::index::read::requested_units;
+use crate::index::meter::{Budget, Meter};
 use crate::index::turn::Turn;
-use crate::object::DomainShape;
 
 /// Parts of a step: to look a pin up.
 const LOOK_UP: u32 = 4;
@@ -79,23 +75,6 @@ impl Core {
     pub(super) fn take_pin(&mut self, client: ClientId, pin: u64, meter: &mut Meter<'_>) -> bool {
         let records = &mut self.records;
         self.pins.take(client, pin, meter, |record| records.unpin(record))
-    }
-
-    /// Counts a lookup that was answered with a prefix of so many tokens.
-    pub(super) fn count_lookup(
-        &mut self,
-        request: &LookupRequest<'_>,
-        shape: &DomainShape,
-        hit_tokens: u64,
-        shortened: bool,
-    ) {
-        let requested = requested_units(request, shape);
-        let hit = hit_tokens / shape.alignment;
-        self.counters.shortened += u64::from(shortened);
-        self.counters.lookups += 1;
-        self.counters.requested += requested;
-        self.counters.hit += hit;
-        self.counters.miss += requested - hit;
     }
 }
 

@@ -10,9 +10,9 @@ use super::session::{Regions, length};
 use super::stats::Stat;
 use crate::geometry::ObjectKind;
 use crate::index::layout::IndexLayout;
-use crate::index::pins::PinWords;
-use crate::index::read;
-use crate::index::read::{Direct, OtherDomain};
+use crate::index::local;
+use crate::index::local::{LocalAnswer, OtherDomain};
+use crate::index::pin_words::PinWords;
 use crate::index::reader::IndexReader;
 use crate::index::slab::SLAB_BYTES;
 use crate::keys::ChunkKey;
@@ -129,12 +129,12 @@ impl Attached {
     }
 
     /// Answers a lookup from memory; nothing where the server has to be asked.
-    pub(super) fn look_up(&self, request: &LookupRequest<'_>) -> Option<Direct> {
+    pub(super) fn look_up(&self, request: &LookupRequest<'_>) -> Option<LocalAnswer> {
         let shape = Arc::clone(self.shapes().get(&request.domain_seed)?);
         let reader = IndexReader::new(&self.index, self.layout);
         let is_current = || self.boot_unchanged();
         let mut pins = self.pins();
-        let found = read::look_up(&reader, &shape, request, &mut pins, is_current);
+        let found = local::look_up(&reader, &shape, request, &mut pins, is_current);
         self.note_evicted(&mut pins);
         match found {
             Ok(found) => Some(found),
@@ -154,7 +154,7 @@ impl Attached {
     ) -> Option<(RetrieveAnswer, bool)> {
         let reader = IndexReader::new(&self.index, self.layout);
         let mut pins = self.pins();
-        let found = read::retrieve(&reader, domain, kept_frames_max, request, &mut pins, || {
+        let found = local::retrieve(&reader, domain, kept_frames_max, request, &mut pins, || {
             self.boot_unchanged()
         });
         self.note_evicted(&mut pins);

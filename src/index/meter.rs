@@ -1,9 +1,30 @@
 //! What is spent of a turn by work whose single movements are shorter than a step.
+//! Nobody waits behind a client that works for itself: it spends nothing.
 
 use super::turn::Turn;
 
 /// Parts of a step.
 const PARTS: u32 = 16;
+
+/// How long work may go on.
+pub(crate) trait Budget {
+    /// Counts parts of steps that were made.
+    fn spend(&mut self, parts: u32);
+
+    /// Whether it is somebody else's turn.
+    fn is_over(&self) -> bool;
+}
+
+/// To the end, at once.
+pub(crate) struct Unlimited;
+
+impl Budget for Unlimited {
+    fn spend(&mut self, _: u32) {}
+
+    fn is_over(&self) -> bool {
+        false
+    }
+}
 
 /// Counts in sixteenths of a step, 30 ns each at the worst. What is begun of a step is spent when it goes.
 pub(crate) struct Meter<'a> {
@@ -16,9 +37,10 @@ impl<'a> Meter<'a> {
     pub(crate) fn new(turn: &'a mut Turn) -> Self {
         Self { turn, parts: 0 }
     }
+}
 
-    /// Counts parts of steps that were made.
-    pub(crate) fn spend(&mut self, parts: u32) {
+impl Budget for Meter<'_> {
+    fn spend(&mut self, parts: u32) {
         self.parts += parts;
         if self.parts >= PARTS {
             self.turn.spend(self.parts / PARTS);
@@ -26,8 +48,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Whether it is somebody else's turn.
-    pub(crate) fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.turn.is_over()
     }
 }

@@ -5,9 +5,10 @@
 //! counters               what a client counts in its slab
 //! reader                 finds records
 //! probe, presence        what is there of a prompt
-//! sweep, plan            which prefix that serves, and from which objects
-//! pins                   the pin words of one's own slab
-//! read                   lookups and retrieves without a message
+//! sweep                  which prefix that serves, and from which objects
+//! lookup, retrieve       the two reads, whoever makes them
+//! pins, touching         how they keep what they find, and note that it was used
+//! local, pin_words       both reads by a client, without a message, with pins in its own slab
 //! turn, meter            work that is cut to fit the server's turns
 //! ```
 //!
@@ -15,14 +16,17 @@
 
 pub mod counters;
 pub mod layout;
+pub mod local;
+pub(crate) mod lookup;
 pub(crate) mod meter;
-pub mod pins;
-pub(crate) mod plan;
+pub mod pin_words;
+pub(crate) mod pins;
 pub(crate) mod presence;
 pub(crate) mod probe;
-pub mod read;
 pub mod reader;
 pub mod record;
+pub(crate) mod retrieve;
 pub mod slab;
 pub(crate) mod sweep;
+pub(crate) mod touching;
 pub mod turn;

@@ -1,15 +1,14 @@
 //! What the index has of a prompt: the first half of every lookup, whoever makes it.
 
-use super::meter::Meter;
+use super::meter::Budget;
 use super::presence::{Limits, Load, Presence, Source, TailPresence};
 use super::reader::IndexReader;
 use super::record::RecordView;
 use super::sweep::{Sweep, TailOrder, View};
-use super::turn::Turn;
 use crate::geometry::ObjectKind;
 use crate::geometry::window::needs_nothing_in;
 use crate::keys::ChunkKey;
-use crate::object::{DomainShape, GroupShape, LookupRequest, ObjectId, Tail, tail_bit};
+use crate::object::{DomainShape, GroupShape, LoadItem, LookupRequest, ObjectId, Tail, tail_bit};
 use crate::shm::mapping::Access;
 
 /// A record that was found, and how many frames it holds.
@@ -88,31 +87,20 @@ impl Probed {
         probed
     }
 
-    /// The object that a load names.
-    pub(crate) fn id_of(&self, load: &Load, shape: &DomainShape, request: &LookupRequest<'_>) -> ObjectId {
-        let key = match load.source {
-            Source::Chunk(at) => request.keys[at as usize],
-            Source::Tail(at) => self.tails[at as usize].key,
+    /// The object of a load.
+    pub(crate) fn item(&self, load: &Load, shape: &DomainShape, request: &LookupRequest<'_>) -> LoadItem {
+        let (key, chunk, tokens) = match load.source {
+            Source::Chunk(at) => (request.keys[at as usize], at, shape.chunk_size),
+            Source::Tail(at) => {
+                let tail = &self.tails[at as usize];
+                (tail.key, tail.chunk, tail.tokens)
+            }
         };
-        ObjectId {
-            key,
-            group: shape.groups[load.group].group,
-        }
-    }
-
-    /// Its chunk.
-    pub(crate) fn chunk_of(&self, load: &Load) -> u32 {
-        match load.source {
-            Source::Chunk(at) => at,
-            Source::Tail(at) => self.tails[at as usize].chunk,
-        }
-    }
-
-    /// Its tokens.
-    pub(crate) fn tokens_of(&self, load: &Load, shape: &DomainShape) -> u32 {
-        match load.source {
-            Source::Chunk(_) => shape.chunk_size,
-            Source::Tail(at) => self.tails[at as usize].tokens,
+        let group = shape.groups[load.group].group;
+        LoadItem {
+            id: ObjectId { key, group },
+            chunk,
+            tokens,
         }
     }
 }
@@ -129,25 +117,6 @@ const AHEAD: usize = 8;
 /// the number of groups. Behind the first chunk that the anchor lacks nothing can be hit. A model that can resume inside any
 /// chunk names thousands of tails: only those of chunks are looked at whose record before knows of any or which need none,
 /// from the end, chunk by chunk, until a boundary is found.
-pub(crate) fn probe<A: Access>(
-    reader: &IndexReader<'_, A>,
-    shape: &DomainShape,
-    request: &LookupRequest<'_>,
-    limits: &Limits,
-) -> Probed {
-    let mut probed = Probed::new(shape, request);
-    let prober = Prober {
-        reader,
-        shape,
-        request,
-        limits,
-    };
-    let mut turn = Turn::endless();
-    while !prober.step(&mut probed, &mut Meter::new(&mut turn)) {}
-    probed
-}
-
-/// Looks objects of one domain up.
 pub(crate) struct Prober<'a, A: Access> {
     pub(crate) reader: &'a IndexReader<'a, A>,
     pub(crate) shape: &'a DomainShape,
@@ -157,7 +126,7 @@ pub(crate) struct Prober<'a, A: Access> {
 
 impl<A: Access> Prober<'_, A> {
     /// Goes on where it stopped, until all is known that is needed or the turn is over. Whether it is.
-    pub(crate) fn step(&self, probed: &mut Probed, meter: &mut Meter<'_>) -> bool {
+    pub(crate) fn step(&self, probed: &mut Probed, meter: &mut impl Budget) -> bool {
         while !meter.is_over() {
             match probed.stage {
                 Stage::Chunks => self.chunks(probed, meter),
@@ -188,7 +157,7 @@ impl<A: Access> Prober<'_, A> {
         (view.tokens == tokens).then_some(view)
     }
 
-    fn chunks(&self, probed: &mut Probed, meter: &mut Meter<'_>) {
+    fn chunks(&self, probed: &mut Probed, meter: &mut impl Budget) {
         let (shape, keys) = (self.shape, self.request.keys);
         let anchor = shape.anchor();
         // Groups that no anchor's record speaks for.
@@ -255,7 +224,7 @@ impl<A: Access> Prober<'_, A> {
         probed.stage = Stage::Gaps;
     }
 
-    fn gaps(&self, probed: &mut Probed, meter: &mut Meter<'_>) {
+    fn gaps(&self, probed: &mut Probed, meter: &mut impl Budget) {
         loop {
             self.look_for_tails(probed, meter);
             if !probed.wanted.is_empty() {
@@ -279,7 +248,7 @@ impl<A: Access> Prober<'_, A> {
         probed.stage = Stage::Boundaries;
     }
 
-    fn boundaries(&self, probed: &mut Probed, meter: &mut Meter<'_>) {
+    fn boundaries(&self, probed: &mut Probed, meter: &mut impl Budget) {
         let mut sweep = std::mem::take(&mut probed.sweep);
         let groups = self.shape.groups.len() as u32;
         while let Some(chunk) = sweep.chunk()
@@ -332,7 +301,7 @@ impl<A: Access> Prober<'_, A> {
         probed.first = probed.tails.len();
     }
 
-    fn look_for_tails(&self, probed: &mut Probed, meter: &mut Meter<'_>) {
+    fn look_for_tails(&self, probed: &mut Probed, meter: &mut impl Budget) {
         if probed.wanted.is_empty() {
             return;
         }
@@ -385,7 +354,7 @@ impl<A: Access> Prober<'_, A> {
     }
 
     /// One tail. Attention and windows are not looked for where the whole chunk is there, whose front will do.
-    fn tail(&self, tail: &Tail, probed: &mut Probed, meter: &mut Meter<'_>) {
+    fn tail(&self, tail: &Tail, probed: &mut Probed, meter: &mut impl Budget) {
         let at = probed.tails.len() as u32;
         let chunk = probed.presence.chunks.get(tail.chunk as usize).copied();
         let mut groups = 0;

@@ -1,5 +1,10 @@
-//! From the end of a prompt to its start: the first boundary at which every object group can resume.
+//! Which prefix can be served, and from which objects: functions over what is present, and nothing else.
 //!
+//! A boundary is the end of a full chunk or of a named tail. A boundary can be served when every object
+//! group has what a resume there needs. Attention and window groups may use the front of any object whose
+//! tokens are all in the prompt; a state serves only its exact end.
+//!
+//! The search goes from the end of a prompt to its start, up to the first boundary that can be served.
 //! A window may reach back to the start of the prompt, so a boundary is not looked at chunk by chunk: going down, each group
 //! remembers where the run of whole objects begins that it is in. All boundaries together cost what the prompt has chunks and
 //! tails, times the groups. [`Sweep`] and [`Naming`] keep their place, so that a long one can go on in another turn.
@@ -15,6 +20,7 @@ pub(crate) struct TailOrder(Vec<u32>);
 
 impl TailOrder {
     /// That of all tails.
+    #[cfg(test)]
     pub(crate) fn of(presence: &Presence) -> Self {
         let mut order = Self((0..presence.tails.len() as u32).collect());
         order.0.sort_by_key(|at| key(presence, *at));
@@ -351,3 +357,7 @@ impl Naming {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "tests/sweep.rs"]
+pub(crate) mod tests;

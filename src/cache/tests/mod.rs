@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 use super::*;
 use crate::geometry::ObjectKind;
-use crate::index::pins::PinWords;
-use crate::index::plan::plan;
+use crate::index::pin_words::PinWords;
 use crate::index::presence::{Limits, Presence, Source, TailPresence};
-use crate::index::{read, slab};
+use crate::index::sweep::tests::plan;
+use crate::index::{local, slab};
 use crate::keys::ChunkKey;
 use crate::object::*;
 use crate::shm::lock::try_lock_byte;
@@ -305,7 +305,7 @@ impl Rig {
         let (number, domain) = self.core.registry.find(&self.seed).unwrap();
         let shape = domain.shape(number, u64::MAX);
         let reader = self.core.index.reader();
-        let found = read::look_up(&reader, &shape, &request, &mut peer.words, || true);
+        let found = local::look_up(&reader, &shape, &request, &mut peer.words, || true);
         found.unwrap().answer
     }
 
@@ -365,7 +365,7 @@ impl Rig {
         );
         let reader = self.core.index.reader();
         let (found, shortened) =
-            read::retrieve(&reader, domain, u64::MAX, &request, &mut peer.words, || true).unwrap();
+            local::retrieve(&reader, domain, u64::MAX, &request, &mut peer.words, || true).unwrap();
         assert!(!shortened);
         peer.words.release(found.pin);
         found

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::sync::Mutex;
 
 use super::*;
+use crate::index::meter::Unlimited;
 use crate::index::presence::Limits;
-use crate::index::probe::probe;
+use crate::index::probe::{Probed, Prober};
 use crate::index::record::RecordView;
 
 const WINDOW: ObjectKind = ObjectKind::Window { tokens: 20 };
@@ -58,7 +59,13 @@ fn asked(rig: &Rig, max_tokens: u64) -> Vec<u32> {
     let (number, domain) = rig.core.registry.find(&rig.seed).unwrap();
     let shape = domain.shape(number, u64::MAX);
     let limits = Limits::of(&request, &shape);
-    probe(&rig.core.index.reader(), &shape, &request, &limits);
+    let prober = Prober {
+        reader: &rig.core.index.reader(),
+        shape: &shape,
+        request: &request,
+        limits: &limits,
+    };
+    assert!(prober.step(&mut Probed::new(&shape, &request), &mut Unlimited));
     let mut chunks = asked.chunks.into_inner().unwrap();
     chunks.sort_unstable();
     chunks

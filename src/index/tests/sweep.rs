@@ -7,6 +7,50 @@ use crate::geometry::ObjectKind;
 use crate::geometry::window::first_needed_token;
 use crate::index::presence::{Source, TailPresence};
 
+/// A prefix and what to load for it, group by group in order, each in token order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Length of the prefix.
+    pub(crate) hit_tokens: u64,
+    /// What to load.
+    pub(crate) loads: Vec<Load>,
+}
+
+/// The longest prefix that all groups can serve.
+pub(crate) fn plan(groups: &[GroupShape], presence: &Presence, limits: &Limits) -> Plan {
+    let order = TailOrder::of(presence);
+    let view = View {
+        groups,
+        presence,
+        limits,
+        order: &order,
+    };
+    let mut sweep = Sweep::new(&view, &view.covers());
+    while let Some(chunk) = sweep.chunk() {
+        if sweep.at_end(&view).is_none() && sweep.at_tails(&view).is_none() {
+            sweep.leave(chunk);
+        }
+    }
+    let hit_tokens = sweep.found();
+    let mut naming = Naming::new(hit_tokens);
+    Plan {
+        hit_tokens,
+        loads: std::iter::from_fn(|| naming.next(&view)).collect(),
+    }
+}
+
+/// Per group, tokens up to which every object from token 0 on is there, a tail at the end included.
+fn present_tokens(groups: &[GroupShape], presence: &Presence, limits: &Limits) -> Vec<u64> {
+    let order = TailOrder::of(presence);
+    let view = View {
+        groups,
+        presence,
+        limits,
+        order: &order,
+    };
+    view.covers()
+}
+
 const CHUNK: u64 = 256;
 
 fn groups(kinds: &[ObjectKind]) -> Vec<GroupShape> {
@@ -59,34 +103,34 @@ fn one_full_group_serves_chunks_and_the_front_of_the_next_object() {
     // The prompt of the demo: 4000 tokens, stored as 15 chunks and a tail of 160; at most 3999 are wanted.
     let tails: Vec<(u32, u32, u32)> = (1..=5).map(|n| (15, n * 32, u32::from(n == 5))).collect();
     let p = presence(&[1; 15], &tails);
-    let plan = plan(&g, &p, &limits(3999, 0));
-    assert_eq!(plan.hit_tokens, 3968);
-    assert_eq!(plan.loads.len(), 16);
-    assert_eq!(plan.loads[15], load(0, Tail(4)));
+    let found = plan(&g, &p, &limits(3999, 0));
+    assert_eq!(found.hit_tokens, 3968);
+    assert_eq!(found.loads.len(), 16);
+    assert_eq!(found.loads[15], load(0, Tail(4)));
     assert_eq!(present_tokens(&g, &p, &limits(3999, 0)), [4000]);
 
     // The same boundary from a full chunk of a longer prompt.
     let p = presence(&[1; 16], &[(15, 128, 0)]);
-    let plan = super::plan(&g, &p, &limits(3999, 0));
-    assert_eq!((plan.hit_tokens, plan.loads[15]), (3968, load(0, Chunk(15))));
+    let found = plan(&g, &p, &limits(3999, 0));
+    assert_eq!((found.hit_tokens, found.loads[15]), (3968, load(0, Chunk(15))));
 }
 
 #[test]
 fn objects_below_the_local_tokens_are_not_named() {
     let g = groups(&[FULL, STATE]);
     let p = presence(&[3; 4], &[]);
-    let plan = plan(&g, &p, &limits(5000, 512));
-    assert_eq!(plan.hit_tokens, 1024);
+    let found = plan(&g, &p, &limits(5000, 512));
+    assert_eq!(found.hit_tokens, 1024);
     assert_eq!(
-        plan.loads,
+        found.loads,
         [load(0, Chunk(2)), load(0, Chunk(3)), load(1, Chunk(3))]
     );
     // Partly below: needed in part.
-    let plan = super::plan(&g, &p, &limits(5000, 513));
-    assert_eq!(plan.loads[0], load(0, Chunk(2)));
-    let plan = super::plan(&g, &p, &limits(5000, 767));
-    assert_eq!(plan.loads[0], load(0, Chunk(2)));
-    assert!(super::plan(&g, &p, &limits(5000, 1024)).loads.is_empty());
+    let found = plan(&g, &p, &limits(5000, 513));
+    assert_eq!(found.loads[0], load(0, Chunk(2)));
+    let found = plan(&g, &p, &limits(5000, 767));
+    assert_eq!(found.loads[0], load(0, Chunk(2)));
+    assert!(plan(&g, &p, &limits(5000, 1024)).loads.is_empty());
 }
 
 #[test]
@@ -94,10 +138,10 @@ fn a_chunk_without_a_mandatory_group_is_never_a_hit() {
     let g = groups(&[FULL, WINDOW, STATE]);
     // Full and window everywhere, states only at the ends of chunks 0 and 2.
     let p = presence(&[0b111, 0b011, 0b111, 0b011], &[]);
-    let plan = plan(&g, &p, &limits(5000, 0));
-    assert_eq!(plan.hit_tokens, 768);
+    let found = plan(&g, &p, &limits(5000, 0));
+    assert_eq!(found.hit_tokens, 768);
     assert_eq!(
-        plan.loads,
+        found.loads,
         [
             load(0, Chunk(0)),
             load(0, Chunk(1)),
@@ -108,10 +152,10 @@ fn a_chunk_without_a_mandatory_group_is_never_a_hit() {
     );
     // Without the window of chunk 2 only the first boundary is left.
     let p = presence(&[0b111, 0b011, 0b101, 0b011], &[]);
-    assert_eq!(super::plan(&g, &p, &limits(5000, 0)).hit_tokens, 256);
+    assert_eq!(plan(&g, &p, &limits(5000, 0)).hit_tokens, 256);
     // Without full attention of chunk 0 there is nothing, whatever follows.
     let p = presence(&[0b110, 0b111, 0b111], &[]);
-    assert_eq!(super::plan(&g, &p, &limits(5000, 0)), Plan::default());
+    assert_eq!(plan(&g, &p, &limits(5000, 0)), Plan::default());
 }
 
 #[test]
@@ -133,8 +177,8 @@ fn a_window_needs_its_own_tokens_only() {
     );
     // Chunked local attention needs nothing at a multiple of its chunk.
     let g = groups(&[FULL, ObjectKind::ChunkedLocal { tokens: 512 }]);
-    let plan = plan(&g, &presence(&[1, 1], &[]), &limits(900, 0));
-    assert_eq!((plan.hit_tokens, plan.loads.len()), (512, 2));
+    let found = plan(&g, &presence(&[1, 1], &[]), &limits(900, 0));
+    assert_eq!((found.hit_tokens, found.loads.len()), (512, 2));
 }
 
 #[test]
@@ -142,19 +186,19 @@ fn states_serve_their_exact_end_and_attention_the_front_of_another_object() {
     let g = groups(&[FULL, STATE]);
     // A state at 128 of chunk 1, attention bytes only as the whole of chunk 1.
     let p = presence(&[0b11, 0b01], &[(1, 128, 0b10), (1, 192, 0b00), (1, 64, 0b01)]);
-    let plan = plan(&g, &p, &limits(5000, 0));
-    assert_eq!(plan.hit_tokens, 384);
+    let found = plan(&g, &p, &limits(5000, 0));
+    assert_eq!(found.hit_tokens, 384);
     assert_eq!(
-        plan.loads,
+        found.loads,
         [load(0, Chunk(0)), load(0, Chunk(1)), load(1, Tail(0))]
     );
     // Attention only up to 64 of chunk 1: the state at 128 is of no use.
     let p = presence(&[0b11], &[(1, 128, 0b10), (1, 64, 0b01)]);
-    assert_eq!(super::plan(&g, &p, &limits(5000, 0)).hit_tokens, 256);
+    assert_eq!(plan(&g, &p, &limits(5000, 0)).hit_tokens, 256);
     // A longer tail has the front.
     let p = presence(&[0b11], &[(1, 128, 0b10), (1, 192, 0b01), (1, 240, 0b01)]);
-    let plan = super::plan(&g, &p, &limits(5000, 0));
-    assert_eq!((plan.hit_tokens, plan.loads[1]), (384, load(0, Tail(1))));
+    let found = plan(&g, &p, &limits(5000, 0));
+    assert_eq!((found.hit_tokens, found.loads[1]), (384, load(0, Tail(1))));
 }
 
 #[test]
@@ -165,31 +209,6 @@ fn a_prompt_shorter_than_a_chunk_hits_its_tail() {
     assert_eq!(plan(&g, &p, &limits(63, 0)).hit_tokens, 32);
     assert_eq!(plan(&g, &p, &limits(31, 0)).hit_tokens, 0);
     assert_eq!(present_tokens(&g, &p, &limits(31, 0)), [96, 64]);
-}
-
-#[test]
-fn a_vanished_object_shrinks_the_hit_and_too_many_end_it() {
-    let g = groups(&[FULL, STATE]);
-    let mut p = presence(&[3; 6], &[]);
-    let gone = [load(0, Chunk(4)), load(1, Chunk(3))];
-    let mut left = MAX_ROUNDS;
-    let (plan, records) = settle(&g, &mut p, &limits(5000, 0), &mut left, |l| {
-        (!gone.contains(l)).then_some(match l.source {
-            Chunk(c) => c,
-            Tail(_) => 99,
-        })
-    });
-    assert_eq!(plan.hit_tokens, 768);
-    assert_eq!(records, [0, 1, 2, 2]);
-
-    let mut p = presence(&[3; 6], &[]);
-    let (mut rounds, mut left) = (0, MAX_ROUNDS);
-    let (plan, records) = settle(&g, &mut p, &limits(5000, 0), &mut left, |l| {
-        rounds += u32::from(l.group == 1);
-        (l.group == 0).then_some(0)
-    });
-    assert_eq!((plan, records), (Plan::default(), Vec::new()));
-    assert_eq!((rounds, left), (MAX_ROUNDS, 0));
 }
 
 /// The definition, slowly: can every group be served at `b`?
@@ -266,10 +285,10 @@ proptest! {
             p.holes.insert((source, if window { 0b10 } else { 0b1000 }), from * 32);
         }
         let l = limits(max, 0);
-        let plan = plan(&g, &p, &l);
-        prop_assert_eq!(plan.hit_tokens, reference(&g, &p, &l));
+        let found = plan(&g, &p, &l);
+        prop_assert_eq!(found.hit_tokens, reference(&g, &p, &l));
         // Everything named is there.
-        for load in &plan.loads {
+        for load in &found.loads {
             let bit = g[load.group].bit;
             match load.source {
                 Chunk(c) => prop_assert!(p.chunks[c as usize] & bit != 0),

@@ -1,29 +1,27 @@
 //! Makes what a hit uses the most recent.
-//!
-//! May import this module's `meter`, `probe` and `records`.
 
-use super::records::Records;
-use crate::index::meter::Meter;
-use crate::index::probe::Found;
+use super::meter::Budget;
+use super::pins::Pins;
+use super::probe::Found;
 
 /// Parts of a step: to note one use.
 const TOUCH: u32 = 2;
 
 /// Where the loads of a full-attention group are among all.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct UpperLoads {
+pub(crate) struct UpperLoads {
     /// The first.
-    pub(super) first: usize,
+    pub(crate) first: usize,
     /// Those before this one are objects of chunks whose records the anchors name.
-    pub(super) known: usize,
+    pub(crate) known: usize,
     /// Behind the last.
-    pub(super) end: usize,
+    pub(crate) end: usize,
 }
 
 /// Notes uses, the least recent first: states and windows, then full attention from the end, so that what hangs under
 /// something is never the more recent; last the anchor's chunks, also those that need not be loaded.
 #[derive(Debug, Default)]
-pub(super) struct Touching {
+pub(crate) struct Touching {
     loads: usize,
     /// By place.
     upper: Vec<UpperLoads>,
@@ -34,7 +32,7 @@ pub(super) struct Touching {
 
 impl Touching {
     /// Of so many loads and anchors.
-    pub(super) fn new(loads: usize, upper: Vec<UpperLoads>, anchors: usize) -> Self {
+    pub(crate) fn new(loads: usize, upper: Vec<UpperLoads>, anchors: usize) -> Self {
         Self {
             loads,
             upper,
@@ -44,12 +42,12 @@ impl Touching {
     }
 
     /// Goes on until all is noted or the turn is over. Whether it is.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
-        all: &mut Records,
+        pins: &mut impl Pins,
         records: &[u32],
         anchors: &[Found],
-        meter: &mut Meter<'_>,
+        meter: &mut impl Budget,
     ) -> bool {
         let (loads, end) = (self.loads, 2 * self.loads + self.anchors);
         while self.at < end {
@@ -75,7 +73,7 @@ impl Touching {
                     Some(upper) if load >= upper.end => 2 * loads - upper.end,
                     Some(upper) if load < upper.known => 2 * loads - upper.first,
                     Some(_) => {
-                        self.touch(all, records[load], meter);
+                        self.touch(pins, records[load], meter);
                         continue;
                     }
                 };
@@ -83,14 +81,14 @@ impl Touching {
             } else {
                 anchors[self.anchors - 1 - (self.at - 2 * loads)].record
             };
-            self.touch(all, record, meter);
+            self.touch(pins, record, meter);
         }
         true
     }
 
-    fn touch(&mut self, all: &mut Records, record: u32, meter: &mut Meter<'_>) {
+    fn touch(&mut self, pins: &mut impl Pins, record: u32, meter: &mut impl Budget) {
         meter.spend(TOUCH);
-        all.touch(record);
+        pins.touch(record);
         self.at += 1;
     }
 }
