@@ -1,7 +1,5 @@
 //! The one place atomics come from: `std`, or `loom` when built with `--cfg loom`.
 //!
-//! Imports nothing of this crate.
-//!
 //! Two kinds of atomics exist here because loom can only follow the ones it allocates itself:
 //!
 //! - the re-exports at the root are loom's under loom. State machines that are model-checked use these,

@@ -144,7 +144,7 @@ fn a_pin_of_the_deepest_chunk_keeps_the_whole_prefix_until_it_is_released() {
         .release(&[second.pin.unwrap(), first.pin.unwrap()])
         .unwrap_err();
     scheduler.release(&[second.pin.unwrap()]).unwrap();
-    scheduler.end_session(4).unwrap();
+    scheduler.release_label(4).unwrap();
     assert_eq!(row(&place.status())["pin_words"], 0);
     churn(&engine, &place, &mut salt, 2000);
     assert_eq!(
@@ -184,7 +184,7 @@ fn a_client_keeps_a_quarter_of_the_pool_by_its_own_account() {
     churn(&engine, &place, &mut salt, 1000);
     let last = engine.chain(CHUNK + 1, salt + 1);
     assert_published(&engine.client.store(&items(&last, 1), &[]).unwrap());
-    scheduler.end_session(6).unwrap();
+    scheduler.release_label(6).unwrap();
     assert_eq!(place.status()["pool"]["pinned"], 0);
     assert_eq!(ask(&last).hit_tokens, 64);
 }
@@ -205,7 +205,7 @@ fn pin_words_run_out_without_harm() {
         assert_eq!(ask(number % 2).hit_tokens, 64, "pin {number}");
     }
     assert_eq!(scheduler.stats().evicted_pins, 0);
-    scheduler.end_session(1).unwrap();
+    scheduler.release_label(1).unwrap();
     for _ in 0..2048 {
         assert_eq!(ask(2).hit_tokens, 64, "words are used again");
     }

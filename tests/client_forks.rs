@@ -109,7 +109,7 @@ fn a_victim() {
 fn library_client(socket: &Path) -> Client {
     let mut config = ClientConfig::new(socket, ClientKind::Worker, "engine", [7; 16]);
     config.deadline = WATCHDOG;
-    config.credit_bytes = 0;
+    config.grant_bytes = 0;
     let client = Client::new(config).unwrap();
     let Request::Negotiate(request) = negotiate(ALIGNMENT) else {
         unreachable!()

@@ -218,7 +218,7 @@ fn client(socket: &Path) -> Client {
     let mut config = ClientConfig::new(socket, ClientKind::Worker, "test", [1; 16]);
     config.deadline = Duration::from_millis(300);
     config.heartbeat = Duration::from_millis(50);
-    config.credit_bytes = FRAME;
+    config.grant_bytes = FRAME;
     Client::new(config).unwrap()
 }
 

@@ -76,7 +76,7 @@ fn one_flipped_bit_is_a_failed_load_and_the_object_is_gone() {
 
     // Gone for everybody, with the chunk that hangs under it, although the lookup still pins both.
     assert_eq!(reader.lookup(&chain, 8).hit_tokens, 64);
-    reader.client.end_session(8).unwrap();
+    reader.client.release_label(8).unwrap();
     let status = place.status();
     assert_eq!(status["counters"]["discarded"], 1);
     assert_eq!((&status["objects"], &status["limbo"]), (&1.into(), &2.into()));

@@ -308,7 +308,7 @@ fn a_pool_without_room_drops_stores_and_counts_them() {
         "lookups and loads go on"
     );
     for reader in &readers {
-        reader.client.end_session(1).unwrap();
+        reader.client.release_label(1).unwrap();
     }
     assert_published(&second.client.store(&[item()], &[]).unwrap());
 }
@@ -519,7 +519,7 @@ fn pins_belong_to_their_connection_and_are_released_once() {
     };
     a.client.release(&[foreign]).unwrap(); // of another connection: it ended with that
     a.lookup(&chain, 5);
-    a.client.end_session(5).unwrap();
+    a.client.release_label(5).unwrap();
     assert!(a.client.clear().unwrap());
     eventually("clear", || a.lookup(&chain, 1).hit_tokens == 0);
     assert!(a.client.is_healthy() && b.client.is_healthy());

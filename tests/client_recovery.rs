@@ -47,7 +47,7 @@ fn assert_degraded(engine: &Engine) {
         [false]
     );
     engine.client.release(&[]).unwrap();
-    engine.client.end_session(1).unwrap();
+    engine.client.release_label(1).unwrap();
     assert!(!engine.client.clear().unwrap());
     assert!(matches!(
         engine.client.status(),
@@ -82,7 +82,7 @@ fn assert_serves(place: &Place, engine: &Engine, salt: u32) {
         [true]
     );
     assert_eq!(engine.block(0, 0, 30), engine.block(0, 0, 1));
-    engine.client.end_session(2).unwrap();
+    engine.client.release_label(2).unwrap();
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_stopped_server_is_not_missed_by_hits_and_comes_back() {
             engine.client.release(&[hit.pin.unwrap()]).unwrap();
         }
     }
-    engine.client.end_session(1).unwrap();
+    engine.client.release_label(1).unwrap();
     assert!(engine.client.is_healthy(), "nobody has asked the server anything");
     let stopped = Instant::now();
     assert!(engine.client.status().is_err());
@@ -171,7 +171,7 @@ fn a_stopped_server_is_not_missed_by_hits_and_comes_back() {
     engine.client.release(&[held]).unwrap();
     assert_eq!(engine.lookup(&chain, 1).hit_tokens, 64, "nothing was lost");
     assert_eq!(engine.lookup(&unknown, 1).hit_tokens, 0);
-    engine.client.end_session(1).unwrap();
+    engine.client.release_label(1).unwrap();
     assert_serves(&place, &engine, 2);
     assert_eq!(engine.client.stats().failed_loads, 0);
     // What the connection of before held is free again.
@@ -542,7 +542,7 @@ fn a_rank_that_stores_nothing_holds_no_space() {
     assert_serves(&place, &writer, 1);
     assert_eq!(held(&place), expected);
     let stats = reader.client.stats();
-    assert_eq!((stats.credit_bytes, stats.reconnects), (0, 1));
+    assert_eq!((stats.granted_bytes, stats.reconnects), (0, 1));
 }
 
 /// Granted space is the client's until it is gone, and comes back then: also when nothing was ever committed.
@@ -571,7 +571,7 @@ fn space_of_a_client_that_left_comes_back() {
             "{outcome:?}"
         );
         other.client.give_back().unwrap();
-        assert_eq!(other.client.stats().credit_bytes, 0);
+        assert_eq!(other.client.stats().granted_bytes, 0);
     }
 }
 

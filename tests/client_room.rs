@@ -43,7 +43,7 @@ fn idle_engines_hold_little_give_it_back_and_the_next_stores_at_full_speed() {
     let idle_with = |instance, heartbeat| {
         Engine::start_with(&place, &shape(), instance, |config| {
             config.heartbeat = heartbeat;
-            config.credit_bytes = 64 << 20;
+            config.grant_bytes = 64 << 20;
         })
     };
     let total = number(&place.status(), &["pool", "total"]);
@@ -132,7 +132,7 @@ fn a_full_pool_is_not_waited_for() {
 #[test]
 fn of_a_prompt_that_does_not_fit_the_head_is_stored_once_and_hits() {
     let place = started(&["--pool-size", "16MiB"]);
-    let engine = Engine::start_with(&place, &shape(), 1, |config| config.credit_bytes = 64 << 20);
+    let engine = Engine::start_with(&place, &shape(), 1, |config| config.grant_bytes = 64 << 20);
     engine.fill(1);
     // 48 MiB, stored in steps as a prompt is computed.
     let chain = engine.chain(24 * CHUNK, 1);

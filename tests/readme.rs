@@ -8,7 +8,7 @@ const README: &str = include_str!("../README.md");
 
 /// What a reader sees before scrolling.
 fn first_screen() -> String {
-    README.lines().take(16).collect::<Vec<_>>().join("\n")
+    README.lines().take(18).collect::<Vec<_>>().join("\n")
 }
 
 #[test]

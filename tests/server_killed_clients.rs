@@ -104,7 +104,7 @@ fn engine_at(socket: &Path, deadline: Duration) -> Client {
     let mut config = ClientConfig::new(socket, ClientKind::Worker, "engine", [7; 16]);
     config.deadline = deadline;
     config.heartbeat = Duration::from_millis(200);
-    config.credit_bytes = 0;
+    config.grant_bytes = 0;
     let client = Client::new(config).unwrap();
     client.negotiate(negotiation()).unwrap();
     client.register(registration()).unwrap();
@@ -144,7 +144,7 @@ fn calls(engine: &Client) -> [Ended; 4] {
         (true, 0, None) => Ended::Unavailable,
         _ => panic!("{found:?}"),
     };
-    engine.end_session(1).unwrap();
+    engine.release_label(1).unwrap();
     [
         lookup,
         ended(engine.negotiate(negotiation())),

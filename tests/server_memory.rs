@@ -161,8 +161,47 @@ fn pins_take_memory_for_what_they_name() {
     assert_balanced(&client.status());
 }
 
+/// Engines of two ranks, of which one never stores: as many incomplete objects as their shares of the pool have frames, each with
+/// a place of its own in everything that they are found by.
 #[test]
-fn incomplete_objects_take_memory_for_the_parts_that_are_there() {
+fn many_incomplete_objects_take_no_more_memory_than_the_formula_says() {
+    // A rank of two has a quarter of the pool, and all of them three quarters.
+    const EACH: u64 = 2300;
+    const ENGINES: u64 = 3;
+    let server = ServerProcess::with_args(&["--pool-size", "600MiB"]);
+    server.wait_prefaulted();
+    let mut clients: Vec<RawClient> = (0..ENGINES).map(|_| attached(&server)).collect();
+    for (number, client) in clients.iter_mut().enumerate() {
+        register(client, |request| {
+            request.domain.model = format!("test/{number}");
+            request.world_size = 2;
+            request.groups[0].parts = 2;
+            request.groups[0].unit_bytes = 64;
+        });
+    }
+    let bytes = 64 * CHUNK / ALIGNMENT;
+    // With little slack, so that what takes twice as much is seen.
+    growth(
+        &server,
+        "objects with one of two parts",
+        EACH * ENGINES * (OBJECT + PART) + SLACK / 16,
+        || {
+            for (at, client) in (1..).zip(&mut clients) {
+                let numbers = at * 10_000..at * 10_000 + EACH;
+                let outcomes = commit(client, numbers, |_, item| item.bytes = bytes);
+                assert!(
+                    outcomes
+                        .iter()
+                        .all(|outcome| *outcome == CommitOutcome::PartAccepted)
+                );
+            }
+        },
+    );
+    assert_eq!(clients[0].status()["partials"], EACH * ENGINES);
+}
+
+#[test]
+fn parts_that_are_missing_and_marks_of_what_ended_take_no_memory_of_their_own() {
     // The share of the pool of one rank of 1,024 is no more.
     const PARTIALS: u64 = 4;
     let server = ServerProcess::with_args(&["--pool-size", "600MiB"]);

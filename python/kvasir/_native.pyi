@@ -376,6 +376,17 @@ def bind_geometry(json: str, chunk_size: int) -> str:
     """The same input bound to a chunk size: {"chunk_size", "warnings", "groups": [{"blocks_per_chunk", "object_bytes",
     "window_chunks"}], "object_groups": [{"group", "object_bytes", "window_chunks"}]}."""
 
+def place_pages(
+    regions: Sequence[int],
+    num_blocks: int,
+    layers: Sequence[tuple[str, int, int, int, int, int, tuple[int, int] | None]],
+) -> list[tuple[tuple[int, int, int, int], int | None]]:
+    """Where the pages of one KV cache group lie, checked as `Client.set_memory` checks them. `regions` are the bytes of each
+    storage. A layer is (name, region, byte of its first tensor, rows of that tensor, bytes from row to row, bytes of a page,
+    the declared (byte of block 0, bytes from block to block) or None). The answer has per layer (region, offset, block
+    stride, page bytes), and how many rows are a block (None: not a whole number). KvasirError of kind `"InvalidLayout"` names
+    the layers."""
+
 def layout_fingerprint(json: str) -> bytes:
     """32 bytes over everything that decides the order of bytes inside a page: {"layout", "attention_backend", "isa",
     "dcp", "groups": [{"kind", "block_size", "tokens_per_block", "window": int|null, "layers": [{"page_size_bytes",

@@ -46,7 +46,7 @@ impl Client {
         let mut config = ClientConfig::new(socket, client_kind(kind)?, name, instance);
         config.deadline = seconds("deadline_s", deadline_s)?;
         config.heartbeat = seconds("heartbeat_s", heartbeat_s)?;
-        config.credit_bytes = credit_bytes;
+        config.grant_bytes = credit_bytes;
         config.checksums = checksums;
         let client = detached(py, || native::Client::new(config))?;
         Ok(Self { client })
@@ -258,7 +258,7 @@ impl Client {
     }
 
     fn end_session(&self, py: Python<'_>, session: u64) -> PyResult<()> {
-        detached(py, || self.client.end_session(session))
+        detached(py, || self.client.release_label(session))
     }
 
     fn clear(&self, py: Python<'_>) -> PyResult<bool> {
@@ -320,7 +320,7 @@ impl Client {
             ("evicted_pins", stats.evicted_pins),
             ("reconnects", stats.reconnects),
             ("degraded_ms", stats.degraded_ms),
-            ("credit_bytes", stats.credit_bytes),
+            ("credit_bytes", stats.granted_bytes),
             ("populated_bytes", stats.populated_bytes),
             ("unpopulated_bytes", stats.unpopulated_bytes),
             ("new_bytes", stats.new_bytes),

@@ -1,11 +1,13 @@
 //! The module's functions: geometry, fingerprints, identities, and the test hook.
 
-use kvasir::cli::plan::{PlanError, groups};
 use kvasir::client::{ClientConfig, Damage, corrupt_pool};
 use kvasir::copy::CopyEngine;
+use kvasir::describe;
 use kvasir::geometry::fingerprint::{FingerprintInput, GroupFingerprint, LayerFingerprint, fingerprint};
+use kvasir::geometry::pages::{self, LayerPages, LayerTensor};
 use kvasir::geometry::{
-    BoundGeometry, GeometryError, ObjectGroup, ObjectKind, Ratio, ResolvedGeometry, object_groups, resolve,
+    BoundGeometry, ByteSize, GeometryError, ObjectGroup, ObjectKind, Ratio, ResolvedGeometry, object_groups,
+    resolve,
 };
 use kvasir::object::ClientKind;
 use pyo3::exceptions::PyValueError;
@@ -17,6 +19,7 @@ use serde_json::{Value, json};
 use crate::args::DomainArg;
 use crate::errors::{detached, key_error, typed};
 use crate::keys::bytes;
+use crate::memory::LayerArg;
 
 /// Adds the functions to the module.
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -24,6 +27,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(resolve_geometry, module)?)?;
     module.add_function(wrap_pyfunction!(bind_geometry, module)?)?;
+    module.add_function(wrap_pyfunction!(place_pages, module)?)?;
     module.add_function(wrap_pyfunction!(layout_fingerprint, module)?)?;
     module.add_function(wrap_pyfunction!(copy_path, module)?)?;
     module.add_function(wrap_pyfunction!(version, module)?)?;
@@ -39,7 +43,7 @@ fn domain_seed(py: Python<'_>, domain: DomainArg, chunk_size: u64) -> PyResult<B
 
 #[pyfunction]
 fn parse_size(text: &str) -> PyResult<u64> {
-    let size: Result<kvasir::server::ByteSize, String> = text.parse();
+    let size: Result<ByteSize, String> = text.parse();
     size.map(|size| size.0).map_err(PyValueError::new_err)
 }
 
@@ -113,7 +117,7 @@ fn bound_json(bound: &BoundGeometry) -> Result<Value, String> {
 }
 
 fn resolved(py: Python<'_>, json: &str) -> PyResult<ResolvedGeometry> {
-    let input = groups::parse(json.as_bytes(), None).map_err(|error: PlanError| {
+    let input = describe::groups(json.as_bytes(), None).map_err(|error| {
         let offending = error.groups.iter().map(|(index, _)| *index as i64).collect();
         typed(py, error.kind, offending, error.message)
     })?;
@@ -170,6 +174,41 @@ fn window_tokens(kind: ObjectKind) -> u64 {
         ObjectKind::Window { tokens } | ObjectKind::ChunkedLocal { tokens } => tokens,
         ObjectKind::Full | ObjectKind::Recurrent => 0,
     }
+}
+
+/// (name, region, byte of the first tensor, its rows, bytes from row to row, bytes of a page, what was declared).
+type TensorArg = (String, u16, u64, u64, u64, u64, Option<(u64, u64)>);
+
+/// A layer's pages, and the kernel pages of one of its blocks.
+type Placed = (LayerArg, Option<u64>);
+
+#[pyfunction]
+fn place_pages(
+    py: Python<'_>,
+    regions: Vec<u64>,
+    num_blocks: u64,
+    layers: Vec<TensorArg>,
+) -> PyResult<Vec<Placed>> {
+    let refused = |error: pages::PagesError| typed(py, "InvalidLayout", Vec::new(), error.to_string());
+    let name = |index: usize| format!("layer {}", layers[index].0);
+    let mut placed: Vec<LayerPages> = Vec::with_capacity(layers.len());
+    let mut answer = Vec::with_capacity(layers.len());
+    for (index, &(_, region, offset, rows, row_stride, page_bytes, declared)) in layers.iter().enumerate() {
+        let tensor = LayerTensor {
+            region,
+            offset,
+            rows,
+            row_stride,
+            page_bytes,
+            declared,
+        };
+        let pages = tensor.pages(&name(index), num_blocks).map_err(refused)?;
+        placed.push(pages);
+        let place = (region, offset, pages.block_stride, page_bytes);
+        answer.push((place, tensor.kernel_pages(num_blocks)));
+    }
+    pages::check(&placed, &regions, num_blocks, name).map_err(refused)?;
+    Ok(answer)
 }
 
 #[derive(Deserialize)]

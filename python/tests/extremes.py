@@ -90,6 +90,8 @@ def main(socket: str) -> None:
     walk("domain_seed", _native.domain_seed, DOMAIN, 64)
     walk("resolve_geometry", _native.resolve_geometry, GROUPS)
     walk("bind_geometry", _native.bind_geometry, GROUPS, 64)
+    layers = [("a", 0, 0, 4, 64, 64, None), ("b", 0, 256, 8, 32, 64, (256, 128))]
+    walk("place_pages", _native.place_pages, [1 << 20], 4, layers)
     for at in odd_ones(json.loads(GROUPS)):
         text = json.dumps(at, default=str)
         attempt(f"resolve_geometry {text:.200}", lambda: _native.resolve_geometry(text))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fakes
-from kvasir.vllm import geometry, worker
+from kvasir.vllm import geometry, layout, worker
 from kvasir.vllm.geometry import GeometryRefused
 from kvasir.vllm.layout import LayoutRefused, Stage, combine
 from kvasir.vllm.settings import Settings
@@ -324,3 +324,49 @@ def test_a_pipeline_stage_without_a_layer_of_some_group_is_refused() -> None:
     config.kv_cache_groups[1].layer_names = []
     with pytest.raises(GeometryRefused, match="no layer of group 1"):
         geometry.resolve(config)
+
+
+def tensor(offset: int, rows: int, row_bytes: int) -> Any:
+    """A fake of a registered tensor in a storage of 4096 bytes."""
+    storage = types.SimpleNamespace(data_ptr=lambda: 1 << 20, nbytes=lambda: 4096)
+    return types.SimpleNamespace(
+        device=types.SimpleNamespace(type="cpu"), shape=(rows,), untyped_storage=lambda: storage,
+        data_ptr=lambda: (1 << 20) + offset, stride=lambda _: row_bytes, element_size=lambda: 1,
+    )  # fmt: skip
+
+
+def placed(tensors: list[Any], *declared: tuple[int, int]) -> layout.Layout:
+    """8 blocks of two layers with pages of 64 bytes; `declared` has the byte and the stride of the first ones."""
+    config = fakes.kv_config(fakes.FullAttentionSpec(16), num_blocks=8)
+    names = config.kv_cache_groups[0].layer_names
+    config.kv_cache_tensors = [
+        types.SimpleNamespace(layers=[name], offset=offset, layer_stride=0, block_stride=stride)
+        for name, (offset, stride) in zip(names, declared)
+    ]
+    return layout.place(dict(zip(names, tensors)), config, geometry.resolve(config))
+
+
+def test_pages_lie_where_the_engine_declares_them_and_else_by_whole_rows() -> None:
+    found = placed([tensor(0, 8, 64), tensor(1024, 32, 16)], (0, 128))
+    assert found.regions == [(1 << 20, 4096)]
+    assert found.groups == {0: [layout.Page(0, 0, 128, 64), layout.Page(0, 1024, 64, 64)]}
+    assert found.kernel_blocks == {0: [16, 4]}
+    # One layer between the pages of the other.
+    placed([tensor(0, 8, 128), tensor(64, 8, 128)], (0, 128), (64, 128))
+
+
+@pytest.mark.parametrize(
+    ("second", "declared", "why"),
+    [
+        (tensor(1024, 8, 64), (1088, 64), r"layer layer\.0\.1 was declared at byte 1088 and registered at byte 1024"),
+        (tensor(1024, 8, 64), (1024, 32), r"layer layer\.0\.1: a stride of 32 bytes is less than a page of 64"),
+        (tensor(3648, 8, 64), (3648, 64), r"layer layer\.0\.1: 8 pages of 64 .* from byte 3648 do not fit region 0"),
+        (tensor(32, 8, 128), (32, 128), r"layer layer\.0\.0 .* and layer layer\.0\.1 .* share bytes of region 0"),
+        (tensor(1024, 33, 16), None, r"layer layer\.0\.1 has 33 pages for 8 blocks"),
+    ],
+)
+def test_tensors_that_do_not_hold_their_pages_are_refused(
+    second: Any, declared: tuple[int, int] | None, why: str
+) -> None:
+    with pytest.raises(LayoutRefused, match=f"KV cache group 0: {why}"):
+        placed([tensor(0, 8, 128), second], (0, 128), *([] if declared is None else [declared]))

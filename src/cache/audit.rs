@@ -69,7 +69,14 @@ impl Core {
             totals.credit,
         )?;
         let extents = self.partials.iter().map(|(_, p)| count_frames(&p.extents()));
-        same("frames of partials", extents.sum(), totals.partial)?;
+        let wasted = self.waste.iter().map(|waste| waste.held(self));
+        let wasted = wasted.collect::<Result<Vec<_>, _>>()?;
+        let (wasted, wasted_blocks) = wasted.iter().fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+        same(
+            "frames of partials",
+            extents.sum::<u64>() + wasted,
+            totals.partial,
+        )?;
         for client in self.clients.iter().flatten() {
             let counted = self.partials.frames_of(client.id);
             let parts = self.partials.iter().flat_map(|(_, partial)| partial.parts());
@@ -85,7 +92,8 @@ impl Core {
             self.sweep.undecided() as u64,
             undecided as u64,
         )?;
-        same("partials", self.partials.len() as u64, totals.partial_records)?;
+        let incomplete = self.partials.len() + self.waste.len();
+        same("partials", incomplete as u64, totals.partial_records)?;
         same("slots of the index", self.index.used_slots(), totals.live_records)?;
         let c = &self.counters;
         same("requested units", c.requested, c.hit + c.miss)?;
@@ -96,7 +104,12 @@ impl Core {
             .records
             .iter()
             .filter(|(_, r)| r.state != RecordState::Partial);
-        let mut blocks = 0;
+        let mut blocks = wasted_blocks;
+        blocks += self
+            .partials
+            .iter()
+            .map(|(_, partial)| partial.blocks())
+            .sum::<usize>();
         for (number, _) in objects {
             let words = self.pool.directory.shared_words(number)?[7] & 0xffff_ffff;
             blocks += blocks_for(words as usize);

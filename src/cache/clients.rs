@@ -189,6 +189,10 @@ impl Work for ClientGone {
             core.take_credit(self.client, &[piece])?;
             core.pool.free_granted(&[piece])?;
         }
+        // What somebody left half-way may have been this one's.
+        if !core.free_waste(turn)? {
+            return Ok(Progress::More);
+        }
         turn.spend(WIPE_STEPS);
         let counters = core.slabs.counters(self.client.slab);
         core.departed.add(&counters);

@@ -8,6 +8,7 @@ use super::core::{Core, RankRegistration};
 use super::ends::EndPartial;
 use super::error::CoreError;
 use super::evict::{Later, frame_steps};
+use super::filling::{AT_ONCE, Filling};
 use super::partials::{PartialKey, Seen};
 use super::place::Place;
 use super::registry::Domain;
@@ -19,8 +20,11 @@ use crate::index::turn::Turn;
 use crate::object::{
     CommitAnswer, CommitOutcome, CommitRequest, Extent, ObjectId, StoreItem, count_frames, frames_for,
 };
+use crate::pool::RecordState;
 use crate::pool::body::{MAX_PART_EXTENTS, PartBody};
-use crate::pool::{Owner, RecordState};
+
+/// Steps of finding the places of an object among all incomplete ones; of one that is complete they are close by still.
+const INCOMPLETE_STEPS: u32 = 16;
 
 /// Who commits, and where.
 #[derive(Clone, Copy, Debug)]
@@ -143,36 +147,6 @@ impl Core {
         Ok(())
     }
 
-    /// Whether exactly these runs are this part of the object, or of this engine's partial of it, already.
-    pub(super) fn holds_already(
-        &self,
-        turn: &mut Turn,
-        context: &Context,
-        item: &StoreItem,
-        extents: &[Extent],
-    ) -> Result<bool, CoreError> {
-        let Some(first) = extents.first().filter(|_| !item.skipped) else {
-            return Ok(false);
-        };
-        // Only then is it worth a look at the whole body.
-        let Owner::Record(holder) = self.pool.directory.owner(first.frame)? else {
-            return Ok(false);
-        };
-        turn.spend(frame_steps(extents.len(), 0));
-        if let Some((record, _)) = self.live(context.domain, &item.id) {
-            if record != holder {
-                return Ok(false);
-            }
-            let (parts, blocks) = self.pool.directory.body(record)?;
-            turn.spend(2 * blocks.len() as u32);
-            let part = parts.get(usize::from(item.part));
-            return Ok(part.is_some_and(|p| p.extents == extents));
-        }
-        let partial = self.partials.get(&context.key(&item.id));
-        let part = partial.and_then(|partial| partial.part(item.part));
-        Ok(part.is_some_and(|part| part.body.extents == extents))
-    }
-
     pub(super) fn store<'a>(
         &mut self,
         turn: &mut Turn,
@@ -226,29 +200,52 @@ impl Core {
         } else if let Some(refusal) = self.open_partial(context, item)? {
             return Ok(refuse(refusal));
         }
-        let Some(record) = self.partials.get(&key).map(|p| p.record) else {
+        let Some((record, seq)) = self.partials.get(&key).map(|p| (p.record, p.seq)) else {
             return Ok(refuse(CommitOutcome::Dropped));
         };
-        turn.spend(frame_steps(extents.len(), count_frames(extents)));
-        self.take_credit(context.client, extents)?;
-        self.pool.hold_for_partial(record, extents);
-        let part = PartBody {
+        let mut part = PartBody {
             bytes: item.bytes,
             checksum: item.checksum,
-            extents: extents.to_vec(),
+            extents: Vec::with_capacity(extents.len()),
         };
+        let steps = frame_steps(extents.len(), count_frames(extents));
+        if steps > AT_ONCE {
+            self.partials
+                .begin_part(&key, item.part, part, item.held_from, context.client);
+            let filling = Filling::new(context.client, key, (record, seq), item.part, extents);
+            return Ok((CommitOutcome::PartAccepted, Rest::Fill(filling)));
+        }
+        turn.spend(steps);
+        self.take_credit(context.client, extents)?;
+        self.pool.hold_for_partial(record, extents);
+        part.extents.extend_from_slice(extents);
         let complete = self
             .partials
             .add_part(&key, item.part, part, item.held_from, context.client);
-        if !complete {
-            return Ok((CommitOutcome::PartAccepted, Rest::Nothing));
+        match complete {
+            true => self.completed(context, item, (record, seq)),
+            false => {
+                turn.spend(INCOMPLETE_STEPS);
+                Ok((CommitOutcome::PartAccepted, Rest::Nothing))
+            }
         }
+    }
+
+    /// All parts of an object are there: it hangs where it belongs, and becomes visible.
+    pub(super) fn completed<'a>(
+        &mut self,
+        context: &Context,
+        item: &StoreItem,
+        (record, seq): (u32, u64),
+    ) -> Result<(CommitOutcome, Rest<'a>), CoreError> {
+        let key = context.key(&item.id);
         if !self.hang_complete(context, item, record)? {
             let ending = EndPartial::new(self, &key, Later::TurnedAway);
             return Ok((CommitOutcome::NoParent, ending.map_or(Rest::Nothing, Rest::End)));
         }
         // The outcome is set when it is known.
-        Ok((CommitOutcome::Dropped, Rest::Publish { key, scan: None }))
+        let scan = None;
+        Ok((CommitOutcome::Dropped, Rest::Publish { key, seq, scan }))
     }
 
     fn note_not_needed(&mut self, context: &Context, item: &StoreItem) -> Result<(), CoreError> {

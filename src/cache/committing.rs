@@ -12,6 +12,7 @@ use super::core::Core;
 use super::ends::{EndPartial, EndRivals};
 use super::error::CoreError;
 use super::evict::Need;
+use super::filling::{Filled, Filling, Retry};
 use super::grants::Granting;
 use super::guards::Spared;
 use super::partials::PartialKey;
@@ -27,6 +28,8 @@ const STORE_STEPS: u32 = 16;
 const SUPERSEDE_STEPS: u32 = 2;
 /// Runs that are looked through in one step.
 const RUNS_PER_STEP: usize = 16;
+/// Runs that are noted at once.
+const RUNS_AT_ONCE: usize = 512;
 
 /// Where a commit is.
 #[derive(Debug)]
@@ -36,7 +39,7 @@ enum Stage<'a> {
     /// Checks that no frame is named twice.
     Runs(CheckRuns),
     /// Checks that the frames of each item are the client's, or hold this very part already.
-    Frames(CheckGranted),
+    Frames(CheckGranted, Retry),
     /// Stores item by item.
     Store,
     /// Marks tails as needless.
@@ -53,11 +56,14 @@ pub(super) enum Rest<'a> {
     Nothing,
     /// Its frames become free.
     Give(GiveBack<'a>),
+    /// Its runs become those of its part.
+    Fill(Filling<'a>),
     /// A partial ends.
     End(EndPartial),
     /// It is complete and becomes visible, perhaps after a scan of the pins.
     Publish {
         key: PartialKey,
+        seq: u64,
         scan: Option<u64>,
     },
     /// It is visible.
@@ -73,8 +79,9 @@ pub struct Committing<'a> {
     stage: Stage<'a>,
     /// The item that is next in its stage.
     next: usize,
-    /// The runs of all items, as far as they have been checked.
+    /// The runs of all items, as far as they have been checked, and how many of them are the next item's.
     named: Vec<Extent>,
+    named_of_item: usize,
     /// Of each item, whether its frames hold this very part already: the commit is sent a second time.
     retries: Vec<bool>,
     published: u64,
@@ -93,6 +100,7 @@ impl<'a> Committing<'a> {
             stage: Stage::Check,
             next: 0,
             named: Vec::with_capacity(request.extents.len()),
+            named_of_item: 0,
             retries: Vec::with_capacity(request.items.len()),
             published: 0,
             outcomes: Vec::with_capacity(request.items.len()),
@@ -126,6 +134,13 @@ impl<'a> Committing<'a> {
             self.stage = Stage::Runs(CheckRuns::default());
             return Ok(());
         };
+        let from = self.named_of_item;
+        let some = &extents[from..extents.len().min(from + RUNS_AT_ONCE)];
+        turn.spend(CHECK_STEPS + (some.len() / RUNS_PER_STEP) as u32);
+        if from > 0 {
+            self.name(some, extents.len());
+            return Ok(());
+        }
         // Items that together name more runs than there are name some twice. Said before anything is done for each of them.
         if self.named.len() + extents.len() > self.request.extents.len() {
             return Err(CoreError::InvalidExtent {
@@ -134,7 +149,6 @@ impl<'a> Committing<'a> {
                 why: "names a frame a second time",
             });
         }
-        turn.spend(CHECK_STEPS + (extents.len() / RUNS_PER_STEP) as u32);
         let unknown = CoreError::NotRegistered {
             what: "this client as a rank of the domain",
         };
@@ -143,30 +157,50 @@ impl<'a> Committing<'a> {
             .filter(|r| r.domain == context.domain)
             .ok_or(unknown)?;
         core.check_item(context, registration, item, extents)?;
-        self.named.extend_from_slice(extents);
+        self.name(some, extents.len());
         Ok(())
+    }
+
+    /// Notes some of so many runs of an item. If there are more, it comes again.
+    fn name(&mut self, some: &[Extent], of: usize) {
+        let named = self.named_of_item + some.len();
+        self.named.extend_from_slice(some);
+        self.named_of_item = match named < of {
+            true => named,
+            false => 0,
+        };
+        self.next -= usize::from(named < of);
     }
 
     /// Whether the frames of the next item are the client's, or hold its part already.
     fn check_frames(&mut self, core: &Core, turn: &mut Turn, context: &Context) -> Result<(), CoreError> {
-        let Stage::Frames(granted) = &mut self.stage else {
+        let Stage::Frames(granted, retry) = &mut self.stage else {
             return Ok(());
         };
-        let mut granted = std::mem::take(granted);
+        let (mut granted, mut held) = (std::mem::take(granted), std::mem::take(retry));
         let Some((item, extents)) = self.item()? else {
             self.stage = Stage::Store;
             self.published = core.publications;
             return Ok(());
         };
         turn.spend(1);
-        let retry = core.holds_already(turn, context, item, extents)?;
-        if !retry && !granted.step(core, turn, self.client, extents)? {
-            self.next -= 1;
+        // As long as it is not known whether it is, nothing is checked of what is granted.
+        let retry = match granted.has_begun() {
+            true => Some(false),
+            false => held.step(core, turn, context, item, extents)?,
+        };
+        let known = match retry {
+            Some(false) => granted.step(core, turn, self.client, extents)?,
+            Some(true) => true,
+            None => false,
+        };
+        if known {
+            self.retries.push(retry == Some(true));
+            (granted, held) = (CheckGranted::default(), Retry::default());
         } else {
-            self.retries.push(retry);
-            granted = CheckGranted::default();
+            self.next -= 1;
         }
-        self.stage = Stage::Frames(granted);
+        self.stage = Stage::Frames(granted, held);
         Ok(())
     }
 
@@ -185,32 +219,43 @@ impl<'a> Committing<'a> {
     }
 
     /// Goes on with what the last item brought along. False: the turn is over.
-    fn rest(&mut self, core: &mut Core, turn: &mut Turn) -> Result<bool, CoreError> {
+    fn rest(&mut self, core: &mut Core, turn: &mut Turn, context: &Context) -> Result<bool, CoreError> {
         loop {
             let done = match &mut self.rest {
                 Rest::Nothing => return Ok(true),
                 Rest::Give(give) => give.step(core, turn)?,
                 Rest::End(ending) => ending.step(core, turn)?,
                 Rest::Rivals(rivals) => rivals.step(core, turn)?,
-                Rest::Publish { key, scan } => {
-                    let (key, scan) = (*key, *scan);
+                Rest::Fill(filling) => {
+                    let (outcome, rest) = match filling.step(core, turn)? {
+                        Filled::Not => return Ok(false),
+                        Filled::Part => (CommitOutcome::PartAccepted, Rest::Nothing),
+                        Filled::Object(record) => {
+                            let item = &self.request.items[self.next - 1];
+                            core.completed(context, item, record)?
+                        }
+                        Filled::Gone(rest) => (CommitOutcome::Dropped, Rest::Give(rest)),
+                    };
+                    self.become_of_last(outcome, rest);
+                    continue;
+                }
+                Rest::Publish { key, seq, scan } => {
+                    let (key, seq, scan) = (*key, *seq, *scan);
                     if !scan.map_or(Ok(true), |scan| core.sweep(turn, scan))? {
                         return Ok(false);
                     }
-                    let (outcome, rest) = match core.publish(turn, &key, scan)? {
+                    let (outcome, rest) = match core.publish(turn, &key, seq, scan)? {
                         Publication::Published(rivals) => (CommitOutcome::Published, Rest::Rivals(rivals)),
                         Publication::Refused(outcome, ending) => {
                             (outcome, ending.map_or(Rest::Nothing, Rest::End))
                         }
                         Publication::Crowded => {
                             let scan = Some(core.sweep.next());
-                            (CommitOutcome::Dropped, Rest::Publish { key, scan })
+                            (CommitOutcome::Dropped, Rest::Publish { key, seq, scan })
                         }
+                        Publication::Preparing => return Ok(false),
                     };
-                    if let Some(last) = self.outcomes.last_mut() {
-                        *last = outcome;
-                    }
-                    self.rest = rest;
+                    self.become_of_last(outcome, rest);
                     continue;
                 }
             };
@@ -219,6 +264,14 @@ impl<'a> Committing<'a> {
             }
             self.rest = Rest::Nothing;
         }
+    }
+
+    /// What became of the last item, and what that brings along.
+    fn become_of_last(&mut self, outcome: CommitOutcome, rest: Rest<'a>) {
+        if let Some(last) = self.outcomes.last_mut() {
+            *last = outcome;
+        }
+        self.rest = rest;
     }
 
     fn supersede(&mut self, core: &mut Core, turn: &mut Turn, context: &Context) -> Result<(), CoreError> {
@@ -278,12 +331,12 @@ impl Work for Committing<'_> {
                 Stage::Runs(check) => {
                     if check.step(core, turn, &self.named)? {
                         self.named = Vec::new();
-                        self.stage = Stage::Frames(CheckGranted::default());
+                        self.stage = Stage::Frames(CheckGranted::default(), Retry::default());
                     }
                 }
-                Stage::Frames(_) => self.check_frames(core, turn, &context)?,
+                Stage::Frames(..) => self.check_frames(core, turn, &context)?,
                 Stage::Store => {
-                    if self.rest(core, turn)? {
+                    if self.rest(core, turn, &context)? {
                         self.store(core, turn, &context)?;
                     }
                 }

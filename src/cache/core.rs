@@ -4,7 +4,7 @@
 //! space in `evict`, the books in `status`.
 
 use crate::object::PayloadPath;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::api::*;
 use super::credit::Credit;
@@ -18,6 +18,7 @@ use super::records::Records;
 use super::registry::Registry;
 use super::reuse::ReuseByDomain;
 use super::slabs::Slabs;
+use super::waste::Waste;
 use super::{MAX_CHUNK_TOKENS, SLABS};
 use crate::index::counters::ClientCounters;
 use crate::index::slab::SLAB_BYTES;
@@ -73,6 +74,8 @@ pub struct Core {
     pub(super) clients: Vec<Option<Client>>,
     pub(super) registry: Registry,
     pub(super) partials: Partials,
+    /// What is no object any more and becomes free, one after another.
+    pub(super) waste: VecDeque<Waste>,
     pub(super) counters: Counters,
     /// The one size of all domains, where there is one.
     chunk_size: Option<u32>,
@@ -113,13 +116,14 @@ impl Core {
             index: Index::create(frames)?,
             records: Records::new(frames),
             chains: NumberPool::new(chain_blocks(frames)),
-            sweep: Sweep::new(),
+            sweep: Sweep::new(frames),
             touched_next: 0,
             pins: PinTable::new(config.max_pins_per_client, config.max_pinned_objects_per_client),
             slabs: Slabs::create()?,
             clients: (0..SLABS).map(|_| None).collect(),
             registry: Registry::default(),
             partials: Partials::default(),
+            waste: VecDeque::new(),
             counters: Counters::default(),
             chunk_size: None,
             chunk_sizes: BTreeSet::new(),

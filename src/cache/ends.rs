@@ -7,17 +7,20 @@
 use super::api::ClientId;
 use super::core::Core;
 use super::error::CoreError;
-use super::evict::{Later, frame_steps};
+use super::evict::Later;
 use super::partials::{Partial, PartialKey};
+use super::waste::Waste;
 use crate::index::turn::Turn;
-use crate::object::count_frames;
-use crate::pool::RecordState;
 
 /// A partial is abandoned, and ends also without need, after so many commits: more than the steps by which the stages of a
 /// pipeline are apart.
 const ABANDONED_COMMITS: u64 = 64;
 /// Steps that it takes to end a partial, besides those for its frames and runs.
-const END_STEPS: u32 = 20;
+const END_STEPS: u32 = 40;
+/// Parts of a partial that are noted in one step.
+const PARTS_PER_STEP: u32 = 8;
+/// Steps of forgetting a mark of one that has ended.
+const FORGET_STEPS: u32 = 3;
 
 /// Ends a partial and everything that hangs under it: their frames are free again.
 #[derive(Debug)]
@@ -54,6 +57,9 @@ impl EndPartial {
     /// Goes on until it has ended. False: the turn is over.
     pub(super) fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<bool, CoreError> {
         loop {
+            if !core.free_waste(turn)? {
+                return Ok(false);
+            }
             if core.partials.get(&self.key).is_none_or(|p| p.seq != self.seq) {
                 return Ok(true);
             }
@@ -76,12 +82,12 @@ impl EndPartial {
                 self.at = (child, below.1.seq);
                 continue;
             }
-            let (key, extents) = (*key, partial.extents());
-            turn.spend(END_STEPS + frame_steps(extents.len() * 2, count_frames(&extents)));
+            let key = *key;
+            turn.spend(END_STEPS + partial.parts().len() as u32 / PARTS_PER_STEP);
             let parent = core.records.get(record).parent;
             let above = parent.and_then(|parent| Some((parent, core.partials.of_record(parent)?.1.seq)));
             let root = seq == self.seq;
-            core.end_leaf(&key, self.later, root)?;
+            core.end_leaf(&key, self.later, root);
             self.at = above.unwrap_or((self.record, self.seq));
         }
     }
@@ -126,7 +132,9 @@ impl EndEngine {
             // The youngest first, so that most have nothing under them.
             if let Some((key, _)) = core.partials.youngest_of(engine, self.youngest) {
                 self.ending = EndPartial::new(core, key, Later::Welcome);
-            } else if !core.partials.forget_one(engine, self.youngest) {
+            } else if core.partials.forget_one(engine, self.youngest) {
+                turn.spend(FORGET_STEPS);
+            } else {
                 return Ok(true);
             }
         }
@@ -188,25 +196,21 @@ impl EndRivals {
 }
 
 impl Core {
-    /// Ends one partial that nothing hangs under.
-    fn end_leaf(&mut self, key: &PartialKey, later: Later, root: bool) -> Result<(), CoreError> {
+    /// Ends one partial that nothing hangs under. Its frames wait to become free.
+    fn end_leaf(&mut self, key: &PartialKey, later: Later, root: bool) {
         let Some(partial) = self.partials.take(key) else {
-            return Ok(());
+            return;
         };
-        self.pool.directory.set_state(partial.record, RecordState::Free);
-        let freed = self.pool.free_granted(&partial.extents());
-        self.close_record(partial.record);
+        self.records.attach(partial.record, None);
         self.counters.ended_partials += 1;
-        let mut seen = partial.seen();
-        match later {
-            Later::Welcome => return Ok(freed?),
-            Later::SkippedBy(part) if root => {
+        if later != Later::Welcome {
+            let mut seen = partial.seen();
+            if let (Later::SkippedBy(part), true) = (later, root) {
                 seen.note(part);
             }
-            Later::SkippedBy(_) | Later::TurnedAway => {}
+            self.partials.mark_ended(*key, seen);
         }
-        self.partials.mark_ended(*key, seen);
-        Ok(freed?)
+        self.waste.push_back(Waste::of_partial(partial));
     }
 
     /// Whether the client that began a partial has committed that often since, or is gone.

@@ -12,10 +12,11 @@ use super::core::Core;
 use super::ends::EndPartial;
 use super::error::CoreError;
 use super::space::Space;
+use super::waste::Waste;
 use super::work::{Progress, Work, finish};
 use crate::index::record::{COUNTER_BITS, WORD_KEY, WORD_META, WORD_SHAPE, key_of_words};
 use crate::index::turn::Turn;
-use crate::object::{Extent, ObjectId, count_frames};
+use crate::object::ObjectId;
 use crate::pool::RecordState;
 
 /// A partial is stale when the client that began it has committed this often since: its engine works in
@@ -26,6 +27,8 @@ pub(super) const STALE_COMMITS: u64 = 8;
 pub(super) const CONDEMN_STEPS: u32 = 8;
 /// Steps that it takes to free an object, besides those for its frames and runs.
 const FREE_STEPS: u32 = 8;
+/// Steps of making a record the most recent.
+const TOUCH_STEPS: u32 = 2;
 /// Frames whose words count as one step: two cache lines of owners, two of epochs.
 const FRAMES_PER_STEP: u64 = 16;
 
@@ -126,7 +129,7 @@ impl Core {
         let read = self
             .slabs
             .read_touched(slab, total, most, |record| records.touch(record));
-        turn.spend(u32::from(self.slabs.is_open(slab)) + read as u32);
+        turn.spend(u32::from(self.slabs.is_open(slab)) + TOUCH_STEPS * read as u32);
         read
     }
 
@@ -187,22 +190,16 @@ impl Core {
         Ok(())
     }
 
-    /// Frees the frames of an object that is out of the index and that nobody reads.
+    /// Frees the frames of an object that is out of the index and that nobody reads, in this turn and in later ones.
     pub(super) fn free_object(&mut self, turn: &mut Turn, record: u32) -> Result<(), CoreError> {
-        let (parts, blocks) = self.pool.directory.body(record)?;
-        let extents: Vec<Extent> = parts
-            .iter()
-            .flat_map(|part| part.extents.iter().copied())
-            .collect();
-        turn.spend(FREE_STEPS + frame_steps(2 * extents.len(), count_frames(&extents)) + blocks.len() as u32);
-        self.pool.epochs.set(&extents, 0);
-        self.pool.directory.set_state(record, RecordState::Free);
-        let freed = self.pool.free_used(&extents);
-        for block in blocks {
-            self.chains.put(block);
-        }
-        self.close_record(record);
-        Ok(freed?)
+        turn.spend(FREE_STEPS);
+        let body = self.pool.directory.walk(record)?;
+        let frames = self.records.get(record).frames;
+        self.pool.directory.set_state(record, RecordState::Partial);
+        self.pool.hold_for_waste(frames.into())?;
+        self.records.waste(record);
+        self.waste.push_back(Waste::of_object(record, body));
+        self.free_waste(turn).map(drop)
     }
 
     /// Drops every unpinned object and all partials. Returns how many objects went.

@@ -20,6 +20,8 @@ use crate::object::{ObjectId, StoreItem};
 
 /// Records that are spared for one need. Of longer chains it is the ends: what they hang under has children, and goes after them anyway.
 const MAX_GUARDED: usize = 1024;
+/// Records that are spared at once.
+const CLIMBED: usize = 32;
 
 /// Records that are spared, each with what stands beside it.
 #[derive(Debug, Default)]
@@ -28,25 +30,29 @@ pub(super) struct Guards {
 }
 
 impl Guards {
-    /// Adds these records as far as there is room, and leaves what they hang under.
-    fn climb(&mut self, ends: &mut Vec<u32>, records: &Records) {
-        ends.retain_mut(|at| {
-            if self.records.len() >= MAX_GUARDED || !self.records.insert(*at) {
-                return false;
+    /// Adds some of these records as far as there is room, from this one on, and leaves what they hang under. When the last has
+    /// had its turn the first is next.
+    fn climb(&mut self, ends: &mut Vec<u32>, next: &mut usize, records: &Records) {
+        for _ in 0..CLIMBED {
+            let Some(at) = ends.get_mut(*next) else {
+                *next = 0;
+                return;
+            };
+            let new = self.records.len() < MAX_GUARDED && self.records.insert(*at);
+            match records.get(*at).parent.filter(|_| new) {
+                Some(parent) => (*at, *next) = (parent, *next + 1),
+                None => drop(ends.swap_remove(*next)),
             }
-            let parent = records.get(*at).parent;
-            *at = parent.unwrap_or(*at);
-            parent.is_some()
-        });
+        }
     }
 
     /// These records and what they hang under, as far up as there is room, from all of them alike.
     #[cfg(test)]
     fn from_ends(ends: Vec<u32>, records: &Records) -> Self {
         let mut guards = Self::default();
-        let mut ends = ends;
+        let (mut ends, mut next) = (ends, 0);
         while !ends.is_empty() {
-            guards.climb(&mut ends, records);
+            guards.climb(&mut ends, &mut next, records);
         }
         guards
     }
@@ -132,6 +138,8 @@ pub(super) struct Guarding<'a> {
     spared: Spared<'a>,
     next: usize,
     ends: Vec<u32>,
+    /// The end that climbs next.
+    climbing: usize,
     guards: Guards,
 }
 
@@ -141,6 +149,7 @@ impl<'a> Guarding<'a> {
             spared,
             next: 0,
             ends: Vec::new(),
+            climbing: 0,
             guards: Guards::default(),
         }
     }
@@ -168,8 +177,9 @@ impl<'a> Guarding<'a> {
             if turn.is_over() {
                 return Ok(false);
             }
-            turn.spend(1 + self.ends.len() as u32 / 4);
-            self.guards.climb(&mut self.ends, &core.records);
+            turn.spend(1 + self.ends.len().min(CLIMBED) as u32 / 4);
+            self.guards
+                .climb(&mut self.ends, &mut self.climbing, &core.records);
         }
         core.client_mut(client)?.guards = std::mem::take(&mut self.guards);
         Ok(true)

@@ -10,6 +10,7 @@ use crate::index::record::{
     Beside, META_DEAD, META_UNSTABLE, RecordWords, WORD_BESIDE, WORD_FRAMES, WORD_META,
 };
 use crate::object::ObjectId;
+use crate::pool::body::CHAIN_WORDS;
 use crate::shm::mapping::{Mapping, ReadWrite};
 use crate::shm::{Memfd, OwnerAccess, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering, fence};
@@ -75,6 +76,14 @@ impl Index {
             }),
             None => Err(lines.iter().flatten().map(|s| (*s as u32) - 1).collect()),
         }
+    }
+
+    /// Writes one chain block of an object that is going to be published.
+    ///
+    /// # Errors
+    /// [`ShmError`] when the block is outside of the region.
+    pub fn write_block(&self, block: u32, line: &[u64; CHAIN_WORDS + 1]) -> Result<(), ShmError> {
+        self.layout.chains.write_block(&self.mapping, block, line)
     }
 
     /// Makes an object visible. `set_epochs` runs between the fields and the meta word.

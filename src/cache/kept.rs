@@ -7,7 +7,7 @@
 //! each chain of a pin and one for each chain that those hang under, with how many hold it. Objects that stand
 //! beside the chains are counted one by one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::trunks::{Spot, Trunks};
 
@@ -33,10 +33,11 @@ struct Beside {
 /// What one client keeps.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    chains: HashMap<u32, Chain>,
+    /// Trees and not hash tables: a client may keep a million objects, and a table of these that grows keeps everybody waiting.
+    chains: BTreeMap<u32, Chain>,
     /// How often each spot is held.
     held: BTreeMap<Spot, u32>,
-    beside: HashMap<u32, Beside>,
+    beside: BTreeMap<u32, Beside>,
     frames: u64,
 }
 

@@ -17,6 +17,7 @@ mod discard;
 mod ends;
 mod error;
 mod evict;
+mod filling;
 mod grants;
 mod guards;
 pub mod index;
@@ -30,6 +31,7 @@ mod pin_scan;
 mod pins;
 mod place;
 mod policy;
+mod prepared;
 mod publish;
 mod read;
 mod records;
@@ -43,6 +45,7 @@ mod status;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod trunks;
+mod waste;
 mod work;
 
 pub use self::core::Core;

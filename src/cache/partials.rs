@@ -1,6 +1,6 @@
 //! Objects some of whose parts are missing. Each belongs to one engine instance.
 //!
-//! May import `pool` and this module's `api`.
+//! May import `pool` and this module's `api` and `prepared`.
 //!
 //! Everything that is asked of them has its own order, so that nothing looks at those of others. Trees and not hash tables:
 //! a table of a million entries that grows keeps everybody waiting.
@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use super::ClientId;
+use super::prepared::Prepared;
 use crate::object::{Extent, ObjectId, count_frames};
 use crate::pool::body::PartBody;
 
@@ -36,6 +37,8 @@ pub(super) struct Part {
     pub(super) body: PartBody,
     /// Who brought it.
     pub(super) by: ClientId,
+    /// Its frames.
+    frames: u64,
 }
 
 /// An incomplete object.
@@ -51,6 +54,10 @@ pub(super) struct Partial {
     parts: Vec<Part>,
     /// Parts of the whole object.
     of: u16,
+    /// Parts whose last runs are yet to come.
+    begun: u16,
+    /// What was done for it to become visible.
+    prepared: Option<Box<Prepared>>,
     /// The client that brought the first part, and how many commits it had made by then.
     pub(super) opened: (ClientId, u64),
     /// Its age: no two have the same, ever.
@@ -60,7 +67,7 @@ pub(super) struct Partial {
 impl Partial {
     /// Whether all parts are there.
     pub(super) fn is_complete(&self) -> bool {
-        self.parts.len() == usize::from(self.of)
+        self.parts.len() == usize::from(self.of) && self.begun == 0
     }
 
     /// The parts that are there, by number.
@@ -81,6 +88,16 @@ impl Partial {
             seen.note(part.number);
         }
         seen
+    }
+
+    /// Chain blocks that were taken for it.
+    pub(super) fn blocks(&self) -> usize {
+        self.prepared.as_ref().map_or(0, |prepared| prepared.blocks.len())
+    }
+
+    /// What it leaves behind: its parts, and the blocks, if anything was prepared for it.
+    pub(super) fn into_rest(self) -> (Vec<Part>, Option<Vec<u32>>) {
+        (self.parts, self.prepared.map(|prepared| prepared.blocks))
     }
 
     /// The runs of all parts that are there.
@@ -199,6 +216,8 @@ impl Partials {
             held_from: 0,
             parts: Vec::with_capacity(1),
             of: parts,
+            begun: 0,
+            prepared: None,
             opened,
             seq: self.seq,
         };
@@ -219,6 +238,7 @@ impl Partials {
         };
         let part = Part {
             number: part,
+            frames: count_frames(&body.extents),
             body,
             by: client,
         };
@@ -231,9 +251,74 @@ impl Partials {
             return false;
         };
         partial.held_from = partial.held_from.max(held_from);
-        *self.frames.entry(client).or_default() += count_frames(&part.body.extents);
+        *self.frames.entry(client).or_default() += part.frames;
         partial.parts.insert(at, part);
         partial.is_complete()
+    }
+
+    /// Adds a part that was missing and none of whose runs are there yet: see [`Partials::add_run`].
+    pub(super) fn begin_part(
+        &mut self,
+        key: &PartialKey,
+        part: u16,
+        body: PartBody,
+        held_from: u32,
+        client: ClientId,
+    ) {
+        if let Some(partial) = self.all.get_mut(key) {
+            partial.begun += 1;
+        }
+        self.add_part(key, part, body, held_from, client);
+    }
+
+    /// Adds some frames to a part that was begun, to its last run or as one more. False when it is not there any more.
+    pub(super) fn add_run(
+        &mut self,
+        key: &PartialKey,
+        seq: u64,
+        part: u16,
+        run: Extent,
+        goes_on: bool,
+    ) -> bool {
+        let partial = self.all.get_mut(key).filter(|partial| partial.seq == seq);
+        let Some(part) = partial.and_then(|partial| partial.parts.iter_mut().find(|p| p.number == part))
+        else {
+            return false;
+        };
+        match part.body.extents.last_mut() {
+            Some(last) if goes_on => last.count += run.count,
+            _ => part.body.extents.push(run),
+        }
+        part.frames += u64::from(run.count);
+        *self.frames.entry(part.by).or_default() += u64::from(run.count);
+        true
+    }
+
+    /// The last run of a part that was begun has come. Whether that completes the object.
+    pub(super) fn end_part(&mut self, key: &PartialKey, seq: u64) -> bool {
+        let Some(partial) = self.all.get_mut(key).filter(|partial| partial.seq == seq) else {
+            return false;
+        };
+        partial.begun -= 1;
+        partial.is_complete()
+    }
+
+    /// The parts of a complete object, and how far it is prepared to become visible, of which `begin` is the beginning.
+    pub(super) fn preparing(
+        &mut self,
+        key: &PartialKey,
+        begin: impl FnOnce(&[Part]) -> Option<Prepared>,
+    ) -> Option<(&[Part], &mut Prepared)> {
+        let partial = self.all.get_mut(key)?;
+        if partial.prepared.is_none() {
+            partial.prepared = Some(Box::new(begin(&partial.parts)?));
+        }
+        Some((&partial.parts, partial.prepared.as_mut()?))
+    }
+
+    /// How far a complete object is prepared.
+    pub(super) fn prepared(&self, key: &PartialKey) -> Option<&Prepared> {
+        self.all.get(key)?.prepared.as_deref()
     }
 
     /// Takes a partial out.
@@ -241,7 +326,7 @@ impl Partials {
         let partial = self.all.remove(key)?;
         for part in &partial.parts {
             if let Entry::Occupied(mut held) = self.frames.entry(part.by) {
-                *held.get_mut() -= count_frames(&part.body.extents);
+                *held.get_mut() -= part.frames;
                 if *held.get() == 0 {
                     held.remove();
                 }

@@ -8,10 +8,8 @@
 //! pin or what the reader wrote after it was done. A reader that fenced later finds the object dead and takes its word
 //! back. No reader moves a pin from one word to another without looking at the object again.
 
-use std::collections::VecDeque;
-
 use super::SLABS;
-use super::chunked::Chunked;
+use super::chunked::{Chunked, Queue};
 use super::core::Core;
 use super::error::CoreError;
 use super::work::{Progress, Work};
@@ -23,6 +21,11 @@ use crate::sync::shared::{Ordering, fence};
 const WORDS: usize = 128;
 /// Words of such a copy that count as one step.
 const WORDS_PER_STEP: usize = 16;
+/// Records that are marked in one step: they may lie anywhere.
+const MARKS_PER_STEP: u32 = 4;
+/// Steps of letting a record go that no word pins any more, and of putting one where it hung.
+const UNPARK_STEPS: u32 = 3;
+const STAY_STEPS: u32 = 2;
 
 /// An object that is out of the index, and nobody has looked yet whether a reader holds it.
 #[derive(Debug)]
@@ -52,28 +55,28 @@ enum Stage {
 /// The state of the look.
 #[derive(Debug)]
 pub(super) struct Sweep {
-    /// By record: the last scan that found a word that pins it. Grows as pins come up.
+    /// By record: the last scan that found a word that pins it. Takes memory as pins come up.
     marks: Chunked<u64>,
     /// Scans that have begun, whose words have been read, and from which everything has followed.
     begun: u64,
     read: u64,
     swept: u64,
     stage: Stage,
-    condemned: VecDeque<Condemned>,
+    condemned: Queue<Condemned>,
     /// The next of a chain in limbo from whose end one after another goes.
     follows: Option<u32>,
 }
 
 impl Sweep {
-    /// Nothing has been looked at.
-    pub(super) fn new() -> Self {
+    /// Nothing has been looked at, of so many records.
+    pub(super) fn new(records: u32) -> Self {
         Self {
-            marks: Chunked::new(0),
+            marks: Chunked::new(0, records),
             begun: 0,
             read: 0,
             swept: 0,
             stage: Stage::Idle,
-            condemned: VecDeque::new(),
+            condemned: Queue::default(),
             follows: None,
         }
     }
@@ -95,7 +98,7 @@ impl Sweep {
 
     /// Puts an object that was taken out of the index and hangs under nothing now where it is decided about.
     pub(super) fn condemn(&mut self, record: u32, parent: Option<u32>) {
-        self.condemned.push_back(Condemned {
+        self.condemned.push(Condemned {
             record,
             parent,
             after: self.begun,
@@ -111,6 +114,9 @@ impl Core {
     pub(super) fn sweep(&mut self, turn: &mut Turn, scan: u64) -> Result<bool, CoreError> {
         while self.sweep.swept < scan {
             if turn.is_over() {
+                return Ok(false);
+            }
+            if !self.free_waste(turn)? {
                 return Ok(false);
             }
             if let Some(record) = self.sweep.follows.take() {
@@ -164,13 +170,15 @@ impl Core {
         let mut words = [0; WORDS];
         self.slabs.load_pins(slab, word, &mut words[..count]);
         let (marks, scan) = (&mut self.sweep.marks, self.sweep.begun);
+        let mut marked = 0;
         for record in words[..count].iter().filter_map(|word| record_of(*word, total)) {
             // What was never in use cannot be what a pin that counts names.
             if self.records.is_known(record) {
                 *marks.get_mut(record) = scan;
+                marked += 1;
             }
         }
-        turn.spend(1 + (count / WORDS_PER_STEP) as u32);
+        turn.spend(1 + (count / WORDS_PER_STEP) as u32 + marked / MARKS_PER_STEP);
         self.sweep.stage = match word + count < high {
             true => Stage::Words {
                 slab,
@@ -192,7 +200,7 @@ impl Core {
             Some(record) => {
                 if !self.sweep.found(record, self.sweep.read) {
                     self.records.unpark(record);
-                    turn.spend(1);
+                    turn.spend(UNPARK_STEPS);
                 }
                 Stage::Parked { from: record + 1 }
             }
@@ -203,12 +211,13 @@ impl Core {
     fn decide(&mut self, turn: &mut Turn) -> Result<(), CoreError> {
         turn.spend(1);
         let read = self.sweep.read;
-        let Some(front) = self.sweep.condemned.front().filter(|front| front.after < read) else {
+        let Some(front) = self.sweep.condemned.first().filter(|front| front.after < read) else {
             self.sweep.stage = Stage::LetGo { from: 0 };
             return Ok(());
         };
         let (record, parent) = (front.record, front.parent);
-        self.sweep.condemned.pop_front();
+        self.sweep.condemned.pop();
+        turn.spend(STAY_STEPS);
         self.records.stay_in_limbo(record, parent);
         self.let_go(turn, record)
     }
@@ -239,7 +248,7 @@ impl Core {
     }
 }
 
-/// Has what was taken out of the index, and that nobody decided about yet, decided about.
+/// Has what was taken out of the index, and that nobody decided about yet, decided about, and what waits to become free freed.
 #[derive(Debug, Default)]
 pub struct Tidy {
     scan: Option<u64>,
@@ -250,7 +259,10 @@ impl Work for Tidy {
 
     fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<()>, CoreError> {
         if core.sweep.undecided() == 0 {
-            return Ok(Progress::Done(()));
+            return Ok(match core.free_waste(turn)? {
+                true => Progress::Done(()),
+                false => Progress::More,
+            });
         }
         let scan = *self.scan.get_or_insert(core.sweep.next());
         match core.sweep(turn, scan)? {

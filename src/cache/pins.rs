@@ -1,11 +1,12 @@
 //! Pins of the request form: counted here, never in a client's slab, and gone with the connection.
 //!
-//! May import this module's `api`, `error`, `kept`, `meter` and `trunks`.
+//! May import this module's `api`, `chunked`, `error`, `kept`, `meter` and `trunks`.
 //!
 //! A pin takes memory for the objects that it names, whatever they hang under.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::chunked::Stack;
 use super::kept::Kept;
 use super::trunks::{Spot, Trunks};
 use super::{ClientId, CoreError};
@@ -19,16 +20,17 @@ const RECENT: usize = 8;
 #[derive(Debug)]
 struct Pin {
     session: u64,
-    records: Vec<u32>,
+    records: Stack<u32>,
     /// What it holds of the chains, one for each chain in turn.
-    spots: Vec<Spot>,
+    spots: Stack<Spot>,
     /// What it holds beside them.
-    beside: Vec<u32>,
+    beside: Stack<u32>,
 }
 
 #[derive(Debug, Default)]
 struct ClientPins {
-    pins: HashMap<u64, Pin>,
+    /// A tree: a hash table of 65,536 pins that grows keeps everybody waiting.
+    pins: BTreeMap<u64, Pin>,
     /// Labels and pins.
     sessions: BTreeSet<(u64, u64)>,
     objects: usize,
@@ -70,9 +72,9 @@ impl PinTable {
         of_client.sessions.insert((session, pin));
         let entry = Pin {
             session,
-            records: Vec::new(),
-            spots: Vec::new(),
-            beside: Vec::new(),
+            records: Stack::default(),
+            spots: Stack::default(),
+            beside: Stack::default(),
         };
         of_client.pins.insert(pin, entry);
         Ok(pin)
@@ -91,7 +93,7 @@ impl PinTable {
             return Err(limit("objects pinned by one client", objects, self.max_objects));
         }
         let entry = held.pins.get_mut(&pin).ok_or(CoreError::UnknownPin { pin })?;
-        entry.records.extend_from_slice(records);
+        entry.records.extend(records);
         held.objects = objects;
         Ok(())
     }
@@ -114,7 +116,7 @@ impl PinTable {
     /// Whether a pin holds a spot on the chain or one behind it, as far as that is easily seen.
     pub(super) fn covers(&self, client: ClientId, pin: u64, spot: Spot) -> bool {
         let entry = self.clients.get(&client).and_then(|held| held.pins.get(&pin));
-        let recent = entry.map(|entry| entry.spots.iter().rev().take(RECENT));
+        let recent = entry.map(|entry| entry.spots.iter().take(RECENT));
         recent
             .is_some_and(|mut spots| spots.any(|held| held.chain == spot.chain && held.frames >= spot.frames))
     }

@@ -42,23 +42,29 @@ struct Entry {
 /// Least recently used first, superseded ones before all others.
 #[derive(Debug)]
 pub struct Lru {
-    /// By record; grows as records come into use.
+    /// By record; takes memory as records come into use.
     entries: Chunked<Entry>,
     order: BTreeSet<(u64, u32)>,
     tick: u64,
 }
 
+#[cfg(test)]
 impl Default for Lru {
     fn default() -> Self {
-        Self {
-            entries: Chunked::new(Entry::default()),
-            order: BTreeSet::new(),
-            tick: 0,
-        }
+        Self::new(0)
     }
 }
 
 impl Lru {
+    /// Of so many records, none of which is an object.
+    pub fn new(records: u32) -> Self {
+        Self {
+            entries: Chunked::new(Entry::default(), records),
+            order: BTreeSet::new(),
+            tick: 0,
+        }
+    }
+
     fn entry(&mut self, record: u32) -> &mut Entry {
         self.entries.get_mut(record)
     }
@@ -91,7 +97,10 @@ impl EvictionPolicy for Lru {
 
     fn evictable(&mut self, record: u32, yes: bool) {
         let entry = self.entry(record);
-        entry.evictable = yes;
+        // Whatever may go stands in the order, so nothing is to be looked for there when nothing changes.
+        if std::mem::replace(&mut entry.evictable, yes) == yes {
+            return;
+        }
         let key = (entry.rank, record);
         if yes {
             self.order.insert(key);

@@ -6,16 +6,21 @@ use super::core::Core;
 use super::ends::{EndPartial, EndRivals};
 use super::error::CoreError;
 use super::evict::{CONDEMN_STEPS, Later, frame_steps};
+use super::grants::RUN_FRAMES;
 use super::index::FreeSlot;
 use super::partials::PartialKey;
-use crate::index::record::{Holding, RecordWords, incarnation};
+use super::prepared::{Next, Prepared};
+use crate::index::record::{Body, COUNTER_BITS, Holding, RecordWords, incarnation};
 use crate::index::turn::Turn;
-use crate::object::{CommitOutcome, Extent, count_frames};
+use crate::object::CommitOutcome;
 use crate::pool::RecordState;
-use crate::pool::body::{self, PartBody, blocks_for};
 
 /// Steps that it takes to publish an object, besides those for its frames, runs and blocks.
 const PUBLISH_STEPS: u32 = 12;
+/// Steps of writing a chain block.
+const BLOCK_STEPS: u32 = 2;
+/// Parts whose books are closed in one step.
+const PARTS_PER_STEP: u32 = 8;
 
 /// What became of a complete object.
 pub(super) enum Publication {
@@ -23,19 +28,39 @@ pub(super) enum Publication {
     Published(EndRivals),
     /// It does not become visible, and ends.
     Refused(CommitOutcome, Option<EndPartial>),
+    /// The turn is over, and it is not prepared yet: go on in the next.
+    Preparing,
     /// Its buckets are full; whether one of the objects in them may go is known after the next scan of the pins.
     Crowded,
 }
 
 impl Core {
-    /// Makes a complete object visible. `scan`: what may go to make room in its buckets has not been pinned by that scan
+    /// Makes a complete object visible that is of that age. `scan`: what may go to make room in its buckets has not been pinned by that scan
     /// of the pins.
     pub(super) fn publish(
         &mut self,
         turn: &mut Turn,
         key: &PartialKey,
+        seq: u64,
         scan: Option<u64>,
     ) -> Result<Publication, CoreError> {
+        // Between two turns it may have ended, and another one of its name have begun.
+        let complete = |core: &Self| {
+            core.partials
+                .get(key)
+                .is_some_and(|p| p.seq == seq && p.is_complete())
+        };
+        if !complete(self) {
+            return Ok(Publication::Refused(CommitOutcome::Dropped, None));
+        }
+        match self.prepare(turn, key)? {
+            Some(true) => {}
+            Some(false) => {
+                self.counters.dropped_stores += 1;
+                return Ok(self.refuse_complete(key, CommitOutcome::Dropped));
+            }
+            None => return Ok(Publication::Preparing),
+        }
         turn.spend(PUBLISH_STEPS);
         let Some(partial) = self.partials.get(key) else {
             return Ok(Publication::Refused(CommitOutcome::Dropped, None));
@@ -47,7 +72,7 @@ impl Core {
             held_from: partial.held_from,
         };
         let tail = self.domain(range.domain)?.tail_bit(range.tokens);
-        let parts: Vec<PartBody> = partial.parts().iter().map(|part| part.body.clone()).collect();
+        let parts = partial.parts().len();
         let parent = self.records.get(record).parent;
         if parent.is_some_and(|p| self.records.get(p).state != RecordState::Live) {
             return Ok(self.refuse_complete(key, CommitOutcome::NoParent));
@@ -61,38 +86,73 @@ impl Core {
                 self.make_slot(turn, key, &occupants, scan)?
             }
         };
-        let needed = blocks_for(body::encode(&parts).len());
-        let found = slot.and_then(|slot| Some((slot, self.chains.take_many(needed)?)));
-        let Some((slot, blocks)) = found else {
+        let Some((slot, prepared)) = slot.zip(self.partials.prepared(key)) else {
             self.counters.dropped_stores += 1;
             return Ok(self.refuse_complete(key, CommitOutcome::Dropped));
         };
-        let number = incarnation(self.boot_seq, self.publications + 1).ok_or(CoreError::Broken {
-            what: "this boot has no incarnations left",
-            a: self.boot_seq,
-            b: self.publications,
-        })?;
-        self.publications += 1;
-        let words = RecordWords::encode(&key.id, range, number, &parts, &blocks);
-        let extents: Vec<Extent> = parts.iter().flat_map(|p| p.extents.iter().copied()).collect();
-        let frames = count_frames(&extents);
-        turn.spend(frame_steps(extents.len(), frames) + 2 * blocks.len() as u32);
+        let (number, frames, bytes) = (prepared.number, prepared.frames, prepared.bytes);
+        let body = Body {
+            parts,
+            frames,
+            words: prepared.words,
+            first: prepared.blocks.first().copied(),
+            inline: prepared.inline,
+        };
+        let words = RecordWords::of_body(&key.id, range, number, &body);
+        turn.spend(parts as u32 / PARTS_PER_STEP);
         let parent = parent.map(|p| self.parent_words(p)).transpose()?;
         let directory = &self.pool.directory;
         directory.write_record(record, &words.shared, parent)?;
-        directory.write_chain(&words.body, &blocks)?;
         directory.set_state(record, RecordState::Live);
         self.pool.hold_for_object(frames)?;
-        let epochs = &self.pool.epochs;
-        self.index
-            .publish(record, &words, &blocks, slot, || epochs.set(&extents, number))?;
+        self.index.publish(record, &words, &[], slot, || ())?;
         self.partials.take(key);
         self.records.publish(record, frames as u32, range.held_from, tail);
         self.show_children(self.records.get(record).parent);
         self.show_children(self.records.chunk_before(record));
         self.counters.stored_objects += 1;
-        self.counters.stored_bytes += parts.iter().map(|p| p.bytes).sum::<u64>();
+        self.counters.stored_bytes += bytes;
         Ok(Publication::Published(EndRivals::new(*key, record, number)))
+    }
+
+    /// Goes on with what is done for an object before it becomes visible. Whether there were chain blocks enough; nothing:
+    /// the turn is over.
+    fn prepare(&mut self, turn: &mut Turn, key: &PartialKey) -> Result<Option<bool>, CoreError> {
+        let (boot, publications) = (self.boot_seq, self.publications);
+        let begin = |parts: &[_]| Some(Prepared::new(incarnation(boot, publications + 1)?, parts));
+        let Some((parts, prepared)) = self.partials.preparing(key, begin) else {
+            return Err(CoreError::Broken {
+                what: "this boot has no incarnations left",
+                a: boot,
+                b: publications,
+            });
+        };
+        self.publications = publications.max(prepared.number & ((1 << COUNTER_BITS) - 1));
+        loop {
+            if turn.is_over() {
+                return Ok(None);
+            }
+            let line = match prepared.next(parts, RUN_FRAMES) {
+                Next::Epochs(frames) => {
+                    turn.spend(frame_steps(1, frames.count.into()));
+                    self.pool.epochs.set(&[frames], prepared.number);
+                    None
+                }
+                Next::Block => {
+                    let Some(block) = self.chains.take() else {
+                        return Ok(Some(false));
+                    };
+                    prepared.take(block)
+                }
+                Next::Line(block, line) => Some((block, line)),
+                Next::Done => return Ok(Some(true)),
+            };
+            if let Some((block, line)) = line {
+                turn.spend(BLOCK_STEPS);
+                self.pool.directory.write_block(block, &line)?;
+                self.index.write_block(block, &line)?;
+            }
+        }
     }
 
     fn refuse_complete(&self, key: &PartialKey, outcome: CommitOutcome) -> Publication {

@@ -1,7 +1,7 @@
 //! Lookups, retrieves and their pins. A lookup goes on in `looking`, a retrieve in `retrieving`.
 
 use crate::object::{LookupAnswer, LookupRequest, RetrieveAnswer, RetrieveRequest};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use super::api::*;
 use super::core::Core;
@@ -84,7 +84,7 @@ pub struct Releasing<'a> {
     client: ClientId,
     pins: &'a [u64],
     /// Those that were looked at.
-    seen: HashSet<u64>,
+    seen: BTreeSet<u64>,
     checked: usize,
     released: usize,
 }
@@ -95,7 +95,7 @@ impl<'a> Releasing<'a> {
         Self {
             client,
             pins,
-            seen: HashSet::new(),
+            seen: BTreeSet::new(),
             checked: 0,
             released: 0,
         }

@@ -61,7 +61,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub(super) struct Records {
     numbers: NumberPool,
-    /// Grows as numbers come into use; an entry of a free number has the state `Free`.
+    /// Takes memory as numbers come into use; an entry of a free number has the state `Free`.
     all: Chunked<Record>,
     policy: Box<dyn EvictionPolicy>,
     /// How many live tails are behind a bit of `tails` of a record.
@@ -107,15 +107,15 @@ impl Records {
     pub(super) fn new(total: u32) -> Self {
         Self {
             numbers: NumberPool::new(total),
-            all: Chunked::new(UNUSED),
-            policy: Box::new(Lru::default()),
+            all: Chunked::new(UNUSED, total),
+            policy: Box::new(Lru::new(total)),
             tails: BTreeMap::new(),
             parked: BTreeSet::new(),
             let_go: BTreeSet::new(),
             limbo: 0,
             live: 0,
             pinned_frames: 0,
-            trunks: Trunks::default(),
+            trunks: Trunks::new(total),
             gone: 0,
             torn: 0,
         }
@@ -245,14 +245,20 @@ impl Records {
         }
     }
 
-    /// The number is free again. A live record goes through [`Records::enter_limbo`] first.
+    /// Nobody holds a record in limbo any more: it hangs under nothing until the last of its frames is free.
+    pub(super) fn waste(&mut self, record: u32) {
+        debug_assert!(self.get(record).state == RecordState::Limbo);
+        self.limbo -= 1;
+        self.let_go.remove(&record);
+        self.attach(record, None);
+        self.get_mut(record).state = RecordState::Partial;
+    }
+
+    /// The number is free again. A live record goes through [`Records::enter_limbo`] and [`Records::waste`] first.
     pub(super) fn close(&mut self, record: u32) {
         debug_assert!(self.get(record).first_child == NONE);
         self.attach(record, None);
-        if self.get(record).state == RecordState::Limbo {
-            self.limbo -= 1;
-            self.let_go.remove(&record);
-        }
+        debug_assert!(self.get(record).state == RecordState::Partial);
         self.leave_park(record);
         self.trunks.cut(record);
         *self.get_mut(record) = UNUSED;

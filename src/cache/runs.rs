@@ -13,6 +13,8 @@ use crate::pool::Owner;
 
 /// So few runs are sorted to see whether two name one frame: a few microseconds.
 const SORTED: usize = 256;
+/// Words of the set that are cleared in one step.
+const WORDS_PER_STEP: usize = 1024;
 /// Frames of a run that are marked at once: words of the set.
 const MARKED_FRAMES: u32 = 1 << 16;
 
@@ -46,6 +48,7 @@ impl CheckRuns {
         }
         if self.named.is_empty() {
             self.named = vec![0; (frames as usize).div_ceil(64)];
+            turn.spend((self.named.len() / WORDS_PER_STEP) as u32);
         }
         while let Some(extent) = extents.get(self.runs) {
             if turn.is_over() {
@@ -117,6 +120,11 @@ pub(super) struct CheckGranted {
 }
 
 impl CheckGranted {
+    /// Whether some were looked at.
+    pub(super) fn has_begun(&self) -> bool {
+        (self.runs, self.frames) != (0, 0)
+    }
+
     /// Goes on until all were looked at. False: the turn is over.
     pub(super) fn step(
         &mut self,
@@ -163,6 +171,15 @@ impl<'a> GiveBack<'a> {
             client,
             extents,
             freed: 0,
+        }
+    }
+
+    /// All but so many frames of the first.
+    pub(super) fn behind(client: ClientId, extents: &'a [Extent], frames: u32) -> Self {
+        Self {
+            client,
+            extents,
+            freed: frames,
         }
     }
 

@@ -22,6 +22,8 @@ const BATCH_MAX: u64 = 4096;
 const GIVE_UP_FRACTION: u64 = 8;
 /// Entries of touched logs that are read before space is made. What is left is read the next time.
 const TOUCHED: usize = 4096;
+/// Steps of setting a victim aside that a word pins.
+const PARK_STEPS: u32 = 4;
 /// Of one client's log at a time, so that all of them come up.
 const TOUCHED_EACH: usize = 64;
 /// What is being done to make space.
@@ -117,6 +119,9 @@ impl Space {
             match &mut self.stage {
                 Stage::Check => {
                     turn.spend(1);
+                    if !core.free_waste(turn)? {
+                        return Ok(false);
+                    }
                     if self.patient && core.is_growing() || core.pool.grantable() >= self.frames {
                         return Ok(true);
                     }
@@ -260,7 +265,7 @@ impl Space {
         self.place = (rank, record + 1);
         if self.seen.is_some_and(|scan| core.sweep.found(record, scan)) {
             core.records.park(record);
-            turn.spend(1);
+            turn.spend(PARK_STEPS);
         } else if !core.stays(record, self.client, self.need)? {
             self.take(core, turn, record)?;
         }

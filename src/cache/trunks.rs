@@ -40,19 +40,25 @@ const UNUSED: Entry = Entry {
 /// The spots of all records that have one, by record.
 #[derive(Debug)]
 pub(super) struct Trunks {
-    /// Grows as records come into use.
+    /// Takes memory as records come into use.
     all: Chunked<Entry>,
 }
 
+#[cfg(test)]
 impl Default for Trunks {
     fn default() -> Self {
-        Self {
-            all: Chunked::new(UNUSED),
-        }
+        Self::new(0)
     }
 }
 
 impl Trunks {
+    /// Of so many records, none of which stands anywhere.
+    pub(super) fn new(records: u32) -> Self {
+        Self {
+            all: Chunked::new(UNUSED, records),
+        }
+    }
+
     /// A full chunk of so many frames has become an object, under another one or as a root.
     pub(super) fn grow(&mut self, record: u32, parent: Option<u32>, frames: u32) {
         let parent = parent.filter(|parent| self.spot(*parent).is_some());

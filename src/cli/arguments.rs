@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
 
-use super::failure::Failure;
+use super::failure::{Failure, one_line};
 use super::{BAD_INPUT, Cli, plan};
 
 /// The commands' arguments, and where each came from.
@@ -50,21 +50,6 @@ pub(super) fn refuse(error: &clap::Error, args: &[OsString], json: bool) -> Exit
     }
     let message = variable.unwrap_or_else(|| one_line(error));
     Failure::new("usage", message, BAD_INPUT).report(command, json)
-}
-
-/// What clap has against the arguments, as one line: the reason, without hints and usage.
-pub(super) fn one_line(error: &clap::Error) -> String {
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "name a command; kvasir --help lists them".to_owned();
-    }
-    let text = error.render().to_string();
-    let reason = text.split("\n\n").next().unwrap_or_default();
-    let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.strip_prefix("error: ")
-        .unwrap_or(&line)
-        .chars()
-        .filter(|character| !character.is_control())
-        .collect()
 }
 
 /// What is wrong with the value of a variable, if that is what the error is about. The parser blames the option.

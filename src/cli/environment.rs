@@ -1,6 +1,4 @@
 //! Variables of the environment that look like settings and are none.
-//!
-//! May import everything.
 
 use std::ffi::OsString;
 use std::fmt;

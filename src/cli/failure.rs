@@ -53,3 +53,18 @@ impl Failure {
         ExitCode::from(self.exit)
     }
 }
+
+/// What clap has against the arguments, as one line: the reason, without hints and usage.
+pub(super) fn one_line(error: &clap::Error) -> String {
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "name a command; kvasir --help lists them".to_owned();
+    }
+    let text = error.render().to_string();
+    let reason = text.split("\n\n").next().unwrap_or_default();
+    let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ")
+        .unwrap_or(&line)
+        .chars()
+        .filter(|character| !character.is_control())
+        .collect()
+}

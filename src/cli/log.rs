@@ -2,7 +2,7 @@
 //!
 //! Nobody else ever waits for standard error, whatever it is: a pipe whose reader has gone or does not read, a full
 //! disk, a terminal that was stopped. What cannot be written is lost and counted, and the log says how much that was
-//! as soon as it can be written again. Lines stay in their order. No unsafe code.
+//! as soon as it can be written again. Lines stay in their order.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};

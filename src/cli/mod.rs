@@ -1,6 +1,4 @@
 //! The command line: serve, status, clear, plan, vllm-args, doctor.
-//!
-//! The top of the crate; may import everything.
 
 mod arguments;
 mod clear;
@@ -9,6 +7,7 @@ mod environment;
 mod failure;
 mod log;
 mod output;
+#[doc(hidden)] // what fuzz targets and benches call
 pub mod plan;
 mod serve;
 mod socket;

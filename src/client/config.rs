@@ -1,5 +1,6 @@
 //! How a client behaves.
 
+use super::ClientError;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub struct ClientConfig {
     /// How often a refused or failed recovery step is tried again, and a silent connection looked at.
     pub heartbeat: Duration,
     /// Pool space held ahead for stores.
-    pub credit_bytes: u64,
+    pub grant_bytes: u64,
     /// What is mapped of the server's memory.
     pub maps: Maps,
     /// Sums the bytes of what is stored, and compares the bytes of what is loaded with the sum of their writer: an
@@ -41,7 +42,7 @@ pub struct ClientConfig {
 }
 
 impl ClientConfig {
-    /// The defaults: calls end after 1 s, heartbeat every 10 s, 64 MiB of credit, checksums.
+    /// The defaults: calls end after 1 s, heartbeat every 10 s, 64 MiB of granted space, checksums.
     pub fn new(socket: impl Into<PathBuf>, kind: ClientKind, name: &str, engine_instance: [u8; 16]) -> Self {
         Self {
             socket: socket.into(),
@@ -50,7 +51,7 @@ impl ClientConfig {
             engine_instance,
             deadline: Duration::from_secs(1),
             heartbeat: Duration::from_secs(10),
-            credit_bytes: 64 << 20,
+            grant_bytes: 64 << 20,
             maps: match kind {
                 ClientKind::Worker => Maps::Pool,
                 ClientKind::Scheduler => Maps::Index,
@@ -59,4 +60,18 @@ impl ClientConfig {
             checksums: true,
         }
     }
+}
+
+/// The longest that a call, a heartbeat or a wait may take: what is more is a slip, and does not fit the clock.
+pub const MAX_WAIT: Duration = Duration::from_secs(366 * 86_400);
+
+/// Refuses a time that no clock reaches.
+pub(crate) fn check_wait(what: &str, time: Duration) -> Result<(), ClientError> {
+    if time > MAX_WAIT {
+        let (given, limit) = (time.as_secs(), MAX_WAIT.as_secs());
+        return Err(ClientError::invalid(format!(
+            "a {what} of {given} s, at most {limit} s are allowed"
+        )));
+    }
+    Ok(())
 }

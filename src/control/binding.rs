@@ -1,7 +1,5 @@
 //! The state machine of the chunk size: unbound, selected, bound, and never back.
 //!
-//! May import `sync` and this module's files except `region`. No unsafe code.
-//!
 //! Exactly one compare-and-exchange leaves `Unbound`; whoever wins it has decided the size for everybody.
 //! Then the binding listeners run one after the other, and only when the last has succeeded is the word
 //! `Bound`. A listener that fails leaves the size selected; the next negotiation resumes with it.
@@ -359,5 +357,5 @@ impl<W: WordCell> Binding<W> {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "binding_tests.rs"]
+#[path = "tests/binding.rs"]
 mod tests;

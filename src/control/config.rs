@@ -1,6 +1,4 @@
 //! `--chunk-size` and `--chunk-size-policy`, as values that cannot contradict each other.
-//!
-//! May import `geometry`. No unsafe code.
 
 use std::fmt;
 

@@ -1,7 +1,5 @@
 //! A chunk size per binding domain: as many words and state machines as there are models of a kind.
 //!
-//! May import this module's `binding`, `error`, `region`, `request` and `word`. No unsafe code.
-//!
 //! A binding domain is what shares a chunk size; the client names it by 32 bytes (docs/protocol.md). Its word is
 //! in a table of the control region. An entry is taken when its domain's first negotiation selects a size and is
 //! kept as long as the server lives, since nothing may unbind a size that somebody may be using.
@@ -80,5 +78,5 @@ impl DomainBindings {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "domains_tests.rs"]
+#[path = "tests/domains.rs"]
 mod tests;

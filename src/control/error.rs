@@ -1,6 +1,4 @@
 //! What a negotiation can answer besides a size, with the numbers and a way out.
-//!
-//! May import `geometry` and this module's `word`. No unsafe code.
 
 use crate::object::GroupSpans;
 

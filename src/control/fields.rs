@@ -1,6 +1,4 @@
 //! The values that the words of the control region can have.
-//!
-//! Imports nothing of this crate. No unsafe code.
 
 /// What the server can do for a client now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,22 +1,21 @@
 //! The control region and the chunk-size word: binding a chunk size once, late.
 //!
-//! May import `geometry`, `sync`, `shm`. No unsafe code.
-//!
 //! One chunk size holds for one life of the server, for all its clients or for all those of one binding domain
-//! ([`domains`]). It is not known at start: the first client that negotiates decides it together with the
-//! configured minimum. The decision is one word ([`word`]) in the control region ([`region`]), moved by the
-//! state machine in [`binding`].
+//! (`domains`). It is not known at start: the first client that negotiates decides it together with the
+//! configured minimum. The decision is one word (`word`) in the control region (`region`), moved by the
+//! state machine in `binding`.
 
-pub mod binding;
-pub mod config;
-pub mod domains;
+pub(crate) mod binding;
+pub(crate) mod config;
+pub(crate) mod domains;
 mod error;
 mod fields;
 #[cfg(all(test, loom))]
+#[path = "tests/loom.rs"]
 mod loom;
-pub mod region;
+pub(crate) mod region;
 mod request;
-pub mod word;
+pub(crate) mod word;
 
 pub use binding::{AgreedSize, Binding, BindingListener, WordCell};
 pub use config::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum, Policy};

@@ -1,7 +1,5 @@
 //! The control region: one page that the server writes and every client reads.
 //!
-//! May import `sync`, `shm` and this module's `binding`, `fields`, `request` and `word`. No unsafe code.
-//!
 //! All fields are little-endian `u64` words at fixed offsets; words that change have a 64-byte line of
 //! their own, counters share lines. The server is the only writer: clients get read-only descriptors, and
 //! the seal against future writes holds even for a process that could open the file anew.
@@ -30,11 +28,11 @@ use crate::shm::{Mapping, Memfd, OwnerAccess, ReadOnly, ReadWrite, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering};
 
 /// The size of the region in bytes, also where pages are larger.
-pub const CONTROL_BYTES: usize = 4096;
+pub(crate) const CONTROL_BYTES: usize = 4096;
 /// The version of this layout. Any change to it that an older client could misread raises it.
-pub const ABI_VERSION: u32 = 4;
+pub(crate) const ABI_VERSION: u32 = 4;
 /// The first word of the region.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"KVASIRC1");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"KVASIRC1");
 
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 8;
@@ -387,5 +385,5 @@ impl ControlView {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "region_tests.rs"]
+#[path = "tests/region.rs"]
 mod tests;

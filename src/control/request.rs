@@ -1,6 +1,4 @@
 //! What a client asks for and gets, and which size a first client's numbers lead to.
-//!
-//! May import `geometry` and this module's `config`, `error` and `word`. No unsafe code.
 
 use super::config::{ChunkSizeConfig, Policy};
 use super::error::BindError;

@@ -1,7 +1,5 @@
 //! The chunk-size word: state and size in one `u64`, so that nobody can see one without the other.
 //!
-//! May import `geometry`. No unsafe code.
-//!
 //! Bits 63..62 are the state, bits 61..32 zero, bits 31..0 the size in tokens (zero while unbound).
 
 use crate::geometry::chunk::MAX_CHUNK_TOKENS;

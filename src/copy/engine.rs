@@ -10,13 +10,15 @@
 use std::sync::OnceLock;
 use std::{fmt, ptr};
 
+use super::error::CopyError;
 #[cfg(target_arch = "x86_64")]
 use super::fused::{self, SummedRun};
+use super::memory::{HostMemory, Resolved};
+use super::plan::{CopyPlan, Piece};
 #[cfg(target_arch = "x86_64")]
 use super::stream::{self, Weave};
 #[cfg(target_arch = "x86_64")]
 use super::summed::{SummedPiece, SummedPlan};
-use super::{CopyError, CopyPlan, HostMemory, Piece};
 
 /// How payload bytes are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -181,14 +183,6 @@ impl Default for CopyEngine {
     fn default() -> Self {
         Self::detect()
     }
-}
-
-/// A piece as addresses.
-#[derive(Clone, Copy)]
-pub(super) struct Resolved {
-    pub(super) src: *const u8,
-    pub(super) dst: *mut u8,
-    pub(super) len: usize,
 }
 
 /// # Safety

@@ -6,7 +6,7 @@
 //!
 //! A sum is sequential, so the strips cannot advance together as in `stream`. What keeps the memory system's queues full instead
 //! is [`Ahead`]: with every stripe one line of the strips that come next is fetched, of several strips in turn.
-//! Why, and what it gains: docs/decisions/0011-payload-checksums.md.
+//! Why, and what it gains: docs/decisions/0006-payload-checksums.md.
 
 #![allow(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Registered host memory: handles, never references.
 //!
 //! Unsafe is opened here. The invariant: `[base, base + len)` is one allocation or mapping that stays
-//! valid for reads (and for writes, unless read-only) as long as the handle lives, by the contract of
+//! valid for reads (and for writes, unless read-only) as long as the handle or a clone of it lives, by the contract of
 //! [`HostMemory::new`]. No `&[u8]` or `&mut [u8]` to it is ever formed, so a process that writes it at the
 //! same time can tear the payload but break no rule of the language.
 
@@ -12,12 +12,44 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::plan::{CopyError, Side, Span};
+use super::error::{CopyError, Side};
 
 /// Alignment of memory made by [`HostMemory::zeroed`]: a page, as the pool's frames have.
 const PAGE: usize = 4096;
 
+/// A place in one of the regions of a side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Index into the slice of regions given at execution.
+    pub region: u16,
+    /// Byte offset in that region.
+    pub offset: u64,
+}
+
+impl Span {
+    /// Shorthand for the two fields.
+    pub const fn new(region: u16, offset: u64) -> Self {
+        Self { region, offset }
+    }
+
+    /// Whether `next` begins where `len` bytes from here end.
+    pub(super) fn continues(self, len: u64, next: Span) -> bool {
+        self.region == next.region && self.offset.checked_add(len) == Some(next.offset)
+    }
+}
+
+/// A piece as addresses.
+#[derive(Clone, Copy)]
+pub(super) struct Resolved {
+    pub(super) src: *const u8,
+    pub(super) dst: *mut u8,
+    pub(super) len: usize,
+}
+
 /// A region that copies may read and, unless it is [read-only](Self::read_only), write.
+///
+/// A clone is another handle to the same bytes: one for the client's copies, one for whoever fills the region.
+#[derive(Clone)]
 pub struct HostMemory {
     base: NonNull<u8>,
     len: usize,
@@ -38,7 +70,7 @@ impl HostMemory {
     /// # Safety
     ///
     /// - The range is part of one allocation or mapping, at most `isize::MAX` bytes long, and stays valid
-    ///   for reads and writes while the handle lives (reads only, if [`read_only`](Self::read_only)
+    ///   for reads and writes while the handle or a clone of it lives (reads only, if [`read_only`](Self::read_only)
     ///   follows at once). A file behind a mapping is not truncated meanwhile.
     /// - No Rust reference to a byte of the range is used while a copy through the handle runs.
     /// - Threads of this process order their accesses against such copies. Other processes, and devices,

@@ -1,7 +1,5 @@
 //! Copy plans and the host copy engine that executes them.
 //!
-//! May import `sync`, `shm`.
-//!
 //! A [`CopyPlan`] lists pieces (source span, destination span, length) between two sets of registered
 //! [`HostMemory`] regions: an engine's KV tensors on one side, the pool on the other. A [`CopyEngine`]
 //! checks the whole plan before it moves the first byte, then moves it.
@@ -13,16 +11,18 @@
 //! this module.
 //!
 //! A [`SummedPlan`] is such a list in which the bytes of each part are also summed: what is stored carries a checksum, and
-//! what is loaded is compared with it (docs/decisions/0011-payload-checksums.md).
+//! what is loaded is compared with it (docs/decisions/0006-payload-checksums.md).
 //!
 //! `unsafe` is opened in `memory` and `mapped` (what a region promises), `engine`, `stream` and `fused` (moving checked pieces).
 
 mod engine;
+mod error;
 #[cfg(target_arch = "x86_64")]
 mod fused;
 mod mapped;
 mod memory;
 mod plan;
+mod staged;
 #[cfg(target_arch = "x86_64")]
 mod stream;
 mod summed;
@@ -30,8 +30,9 @@ mod summed;
 mod xxh3;
 
 pub use engine::{CopyEngine, CopyPath};
-pub use memory::HostMemory;
-pub use plan::{CopyError, CopyPlan, Piece, Side, Span};
+pub use error::{CopyError, Side};
+pub use memory::{HostMemory, Span};
+pub use plan::{CopyPlan, Piece};
 pub use summed::{Checksum, SummedPlan};
 
 /// Executes `plan` on the fastest path of this machine: `CopyEngine::detect().execute(..)`.

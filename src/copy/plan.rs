@@ -1,29 +1,7 @@
-//! Copy plans, and every check that they have to pass before a byte moves. No unsafe here.
+//! Copy plans, and every check that they have to pass before a byte moves.
 
-use std::fmt;
-
-use super::HostMemory;
-
-/// A place in one of the regions of a side.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// Index into the slice of regions given at execution.
-    pub region: u16,
-    /// Byte offset in that region.
-    pub offset: u64,
-}
-
-impl Span {
-    /// Shorthand for the two fields.
-    pub const fn new(region: u16, offset: u64) -> Self {
-        Self { region, offset }
-    }
-
-    /// Whether `next` begins where `len` bytes from here end.
-    pub(super) fn continues(self, len: u64, next: Span) -> bool {
-        self.region == next.region && self.offset.checked_add(len) == Some(next.offset)
-    }
-}
+use super::error::{CopyError, Side};
+use super::memory::{HostMemory, Span};
 
 /// One run of bytes to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,82 +144,4 @@ pub(super) fn region(
             region: span.region,
             regions: regions.len(),
         })
-}
-
-/// One end of a copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// The end that is read.
-    Source,
-    /// The end that is written.
-    Destination,
-}
-
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Side::Source => "source",
-            Side::Destination => "destination",
-        })
-    }
-}
-
-/// Why a plan was refused. Nothing has been copied then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum CopyError {
-    /// A piece names a region that was not given.
-    #[error(
-        "piece {piece} names {side} region {region}, but {regions} are registered: build the plan for these regions"
-    )]
-    UnknownRegion {
-        /// Index of the piece in the plan.
-        piece: usize,
-        /// Which end.
-        side: Side,
-        /// The region it names.
-        region: u16,
-        /// How many there are.
-        regions: usize,
-    },
-    /// A piece leaves its region.
-    #[error(
-        "piece {piece} needs {len} bytes at offset {offset} of {side} region {region}, which has {region_len}: \
-         the plan was built for another geometry"
-    )]
-    OutOfBounds {
-        /// Index of the piece in the plan.
-        piece: usize,
-        /// Which end.
-        side: Side,
-        /// The region.
-        region: u16,
-        /// First byte.
-        offset: u64,
-        /// Number of bytes.
-        len: u64,
-        /// Length of the region.
-        region_len: u64,
-    },
-    /// A piece writes to a region that may only be read.
-    #[error("piece {piece} writes destination region {region}, which is registered read-only")]
-    ReadOnly {
-        /// Index of the piece in the plan.
-        piece: usize,
-        /// The region.
-        region: u16,
-    },
-    /// A byte would be both read and written.
-    #[error("piece {write} writes bytes that piece {read} reads: split the copy into two plans")]
-    Overlap {
-        /// Index of the piece that reads.
-        read: usize,
-        /// Index of a piece that writes there.
-        write: usize,
-    },
-    /// The pieces together exceed 64 bits.
-    #[error("the plan's bytes exceed 64 bits at piece {piece}: it repeats pieces beyond any real copy")]
-    TooManyBytes {
-        /// Index of the piece at which the sum overflows.
-        piece: usize,
-    },
 }

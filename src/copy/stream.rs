@@ -15,7 +15,7 @@
 use std::arch::x86_64::{__cpuid, __m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
 use std::ptr;
 
-use super::engine::Resolved;
+use super::memory::Resolved;
 
 /// Most strips that advance together; sixteen gained nothing anywhere.
 const STREAMS_MAX: usize = 8;

@@ -1,4 +1,4 @@
-//! XXH3-64 of long streams, opened up so that a copy can sum the very registers that it writes. No unsafe here.
+//! XXH3-64 of long streams, opened up so that a copy can sum the very registers that it writes.
 //!
 //! The algorithm is the published one (xxHash specification, "XXH3 algorithm", inputs above 240 bytes, seed 0), and its values are
 //! those of `twox-hash`, which sums everything that is not summed during a copy. A stream is a row of stripes of 64 bytes;

@@ -2,9 +2,9 @@
 
 use super::chunk::{self, MAX_CHUNK_TOKENS, Warning};
 use super::error::BindError;
-use super::object::{ObjectGroup, ObjectKind, blocks_of, object_groups};
-use super::resolve::{ResolvedGeometry, ResolvedGroup};
-use super::window;
+use super::object::{ObjectGroup, blocks_of, object_groups};
+use super::resolved::{ResolvedGeometry, ResolvedGroup};
+use super::window::{self, ObjectKind};
 
 /// One group under a bound chunk size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::chunk::{ChunkError, MAX_CHUNK_TOKENS};
-use super::resolve::ResolvedGeometry;
+use super::resolved::ResolvedGeometry;
 use super::{Dtype, GroupKind, Ratio, RecurrentMode};
 
 /// What is wrong with one group. Variants carry the numbers, so the text says what to change.

@@ -2,7 +2,7 @@
 //!
 //! Two workers may exchange pages exactly if their fingerprints are equal. Pages are opaque, so whatever
 //! makes an engine arrange bytes differently has to be an input here: kernel block size, attention backend,
-//! instruction set, layout tag, dtype, and whether a page was restored by a view.
+//! instruction set, layout tag, dtype, and whether something rearranged the page.
 
 /// Version of the order in which an object holds pages: block by block in token order, inside a block layer
 /// by layer in registered order, each page whole and unpadded.
@@ -20,7 +20,7 @@ pub struct LayerFingerprint {
     pub dtype: String,
     /// Tokens per state, numerator and denominator; none for recurrent state.
     pub tokens_per_state: Option<(u64, u64)>,
-    /// Name of the view rule that applied, where one edited the page.
+    /// Name of what rearranged the page, where something did. The vLLM connector moves pages as they are.
     pub edited_by: Option<String>,
     /// Tokens per kernel page; for an edited page it must be given, since it decides the order inside.
     pub kernel_block_size: Option<u64>,
@@ -154,7 +154,7 @@ mod tests {
             page_size_bytes: 65536,
             dtype: "bfloat16".into(),
             tokens_per_state: Some((1, 1)),
-            edited_by: Some("sub-paged-fused".into()),
+            edited_by: Some("repacked".into()),
             kernel_block_size: Some(32),
         };
         let group = GroupFingerprint {
@@ -200,7 +200,7 @@ mod tests {
             |i| i.groups[0].layers[0].tokens_per_state = Some((4, 1)),
             |i| i.groups[0].layers[0].tokens_per_state = None,
             |i| i.groups[0].layers[0].edited_by = None,
-            |i| i.groups[0].layers[0].edited_by = Some("recurrent-page".into()),
+            |i| i.groups[0].layers[0].edited_by = Some("transposed".into()),
             |i| i.groups[0].layers[0].kernel_block_size = Some(16),
         ];
         let mut seen = std::collections::HashSet::new();

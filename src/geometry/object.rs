@@ -1,62 +1,8 @@
 //! Object groups: which KV cache groups are stored together, and how many bytes that makes.
 
 use super::error::BindError;
-use super::resolve::{ResolvedGeometry, ResolvedGroup};
-use super::{GroupKind, window};
-
-/// What part of a prefix the objects of a group stand for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ObjectKind {
-    /// The whole prefix is needed.
-    Full,
-    /// The trailing window is needed.
-    Window {
-        /// Window length in tokens.
-        tokens: u64,
-    },
-    /// The aligned piece that holds the boundary is needed.
-    ChunkedLocal {
-        /// Piece length in tokens.
-        tokens: u64,
-    },
-    /// Only the state at the boundary is needed.
-    Recurrent,
-}
-
-impl ObjectKind {
-    /// The kind of objects a group's blocks go into; nothing for scratch and for what is refused.
-    pub fn of(group: &ResolvedGroup) -> Option<Self> {
-        if !group.cacheable {
-            return None;
-        }
-        match group.kind {
-            GroupKind::FullAttention | GroupKind::SinkFullAttention | GroupKind::Mla => Some(Self::Full),
-            GroupKind::SlidingWindow | GroupKind::SlidingWindowMla => {
-                group.window.map(|tokens| Self::Window { tokens })
-            }
-            GroupKind::ChunkedLocal => group.window.map(|tokens| Self::ChunkedLocal { tokens }),
-            GroupKind::Mamba => Some(Self::Recurrent),
-            GroupKind::CircularBuffer
-            | GroupKind::HiSparseHot
-            | GroupKind::HiSparseResident
-            | GroupKind::CrossAttention
-            | GroupKind::EncoderOnly => None,
-        }
-    }
-
-    /// Tokens of the window or of the attention chunk; 0 of kinds that have none.
-    pub fn window_tokens(self) -> u64 {
-        match self {
-            Self::Window { tokens } | Self::ChunkedLocal { tokens } => tokens,
-            Self::Full | Self::Recurrent => 0,
-        }
-    }
-
-    /// See [`window::first_needed_token`].
-    pub fn first_needed_token(self, boundary: u64) -> u64 {
-        window::first_needed_token(self, boundary)
-    }
-}
+use super::resolved::ResolvedGeometry;
+use super::window::{self, ObjectKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Member {

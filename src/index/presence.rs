@@ -1,6 +1,6 @@
 //! What is there of a prompt, and the objects that a plan takes of it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use crate::object::{DomainShape, GroupShape, LookupRequest};
 
@@ -23,7 +23,7 @@ pub(crate) struct Presence {
     /// The tails, in the order in which the request names them.
     pub(crate) tails: Vec<TailPresence>,
     /// Of objects that begin with holes the first token that is held, by source and bit of the group.
-    pub(crate) holes: HashMap<(Source, u32), u32>,
+    pub(crate) holes: BTreeMap<(Source, u32), u32>,
 }
 
 impl Presence {
@@ -60,7 +60,7 @@ impl Limits {
 }
 
 /// Where bytes come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Source {
     /// The object of a full chunk.
     Chunk(u32),

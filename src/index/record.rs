@@ -90,12 +90,27 @@ impl Beside {
     }
 }
 
+/// A body as a record speaks of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Body {
+    /// Parts of the object.
+    pub parts: usize,
+    /// Frames of all of them.
+    pub frames: u64,
+    /// Words of the body.
+    pub words: usize,
+    /// Its first chain block.
+    pub first: Option<u32>,
+    /// Its first words.
+    pub inline: [u64; INLINE_WORDS],
+}
+
 /// Everything that a record says of an object, ready to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordWords {
     /// The words that index and directory share.
     pub shared: [u64; SHARED_WORDS],
-    /// All body words, those in `shared` too.
+    /// All body words, those in `shared` too; nothing where those that are not are written already.
     pub body: Vec<u64>,
 }
 
@@ -110,16 +125,34 @@ impl RecordWords {
     ) -> Self {
         let body = body::encode(parts);
         debug_assert_eq!(body::blocks_for(body.len()), blocks.len());
+        let mut inline = [0; INLINE_WORDS];
+        let some = body.len().min(INLINE_WORDS);
+        inline[..some].copy_from_slice(&body[..some]);
+        let written = Body {
+            parts: parts.len(),
+            frames: parts.iter().map(|p| frames_for(p.bytes)).sum(),
+            words: body.len(),
+            first: blocks.first().copied(),
+            inline,
+        };
+        let shared = Self::of_body(id, range, incarnation, &written).shared;
+        Self { shared, body }
+    }
+
+    /// Encodes an object whose body is in its chain blocks already.
+    pub fn of_body(id: &ObjectId, range: Holding, incarnation: u64, body: &Body) -> Self {
         let mut shared = [0; SHARED_WORDS];
         shared[WORD_META] = incarnation;
         shared[WORD_KEY..WORD_SHAPE].copy_from_slice(&key_words(&id.key));
-        shared[WORD_SHAPE] = u64::from(range.tokens) << 32 | (parts.len() as u64) << 16 | u64::from(id.group);
-        shared[WORD_FRAMES] = parts.iter().map(|p| frames_for(p.bytes)).sum();
-        shared[WORD_BODY] = blocks.first().map_or(0, |b| u64::from(*b) + 1) << 32 | body.len() as u64;
+        shared[WORD_SHAPE] = u64::from(range.tokens) << 32 | (body.parts as u64) << 16 | u64::from(id.group);
+        shared[WORD_FRAMES] = body.frames;
+        shared[WORD_BODY] = body.first.map_or(0, |b| u64::from(b) + 1) << 32 | body.words as u64;
         shared[WORD_HELD] = u64::from(range.domain) << 32 | u64::from(range.held_from);
-        let inline = body.len().min(INLINE_WORDS);
-        shared[WORD_INLINE..WORD_INLINE + inline].copy_from_slice(&body[..inline]);
-        Self { shared, body }
+        shared[WORD_INLINE..].copy_from_slice(&body.inline);
+        Self {
+            shared,
+            body: Vec::new(),
+        }
     }
 }
 

@@ -1,6 +1,4 @@
 //! The books: every frame is in exactly one class.
-//!
-//! May import this module's `error`.
 
 use super::PoolError;
 

@@ -1,6 +1,4 @@
 //! Which prefaulted frames are free, as runs.
-//!
-//! May import this module's `frames` and `error`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +9,7 @@ use crate::object::Extent;
 ///
 /// State grows with the number of free runs, not with the size of the pool.
 #[derive(Debug)]
-pub struct FrameAllocator {
+pub(crate) struct FrameAllocator {
     /// Length of each free run by its first frame. No two runs touch.
     by_start: BTreeMap<u32, u32>,
     /// The same runs as (length, first frame).
@@ -25,7 +23,7 @@ pub struct FrameAllocator {
 
 impl FrameAllocator {
     /// All of `total` frames are free and none is prefaulted.
-    pub fn new(total: u32) -> Self {
+    pub(crate) fn new(total: u32) -> Self {
         Self {
             by_start: BTreeMap::new(),
             by_length: BTreeSet::new(),
@@ -39,17 +37,17 @@ impl FrameAllocator {
 
     /// An injected fault: runs with this frame cannot be released.
     #[cfg(test)]
-    pub fn refuse_release(&mut self, frame: u32) {
+    pub(crate) fn refuse_release(&mut self, frame: u32) {
         self.refused = Some(frame);
     }
 
     /// Free frames below the watermark.
-    pub fn free_frames(&self) -> u64 {
+    pub(crate) fn free_frames(&self) -> u64 {
         self.free
     }
 
     /// Frames that are prefaulted: those before this one.
-    pub fn watermark(&self) -> u32 {
+    pub(crate) fn watermark(&self) -> u32 {
         self.watermark
     }
 
@@ -57,7 +55,7 @@ impl FrameAllocator {
     ///
     /// # Errors
     /// [`PoolError::DoubleFree`] when the allocator's books are wrong.
-    pub fn raise_watermark(&mut self, watermark: u32) -> Result<(), PoolError> {
+    pub(crate) fn raise_watermark(&mut self, watermark: u32) -> Result<(), PoolError> {
         let to = watermark.min(self.total);
         if to <= self.watermark {
             return Ok(());
@@ -69,7 +67,8 @@ impl FrameAllocator {
 
     /// Takes `frames` frames: the smallest run that holds all of them, else the largest runs there are, so
     /// that whatever fits in the free space can be had. `None` when it does not.
-    pub fn allocate(&mut self, frames: u64) -> Option<Vec<Extent>> {
+    #[cfg(test)]
+    pub(crate) fn allocate(&mut self, frames: u64) -> Option<Vec<Extent>> {
         if frames > self.free {
             return None;
         }
@@ -85,7 +84,7 @@ impl FrameAllocator {
 
     /// Takes one run for who needs `missing` frames, of at most `most`: from where the run before ended, if it goes on there, else
     /// from the smallest run that holds all of them, else from the largest. `None` when no frame is free.
-    pub fn take(&mut self, missing: u32, most: u32, goes_on_at: Option<u32>) -> Option<Extent> {
+    pub(crate) fn take(&mut self, missing: u32, most: u32, goes_on_at: Option<u32>) -> Option<Extent> {
         let same = goes_on_at.and_then(|start| Some((*self.by_start.get(&start)?, start)));
         let fit = || self.by_length.range((missing, 0)..).next().copied();
         let (length, start) = same.or_else(fit).or_else(|| self.by_length.last().copied())?;
@@ -104,7 +103,7 @@ impl FrameAllocator {
     ///
     /// # Errors
     /// [`PoolError::DoubleFree`] when a frame of it is free already or not below the watermark. Nothing changes.
-    pub fn release(&mut self, extent: Extent) -> Result<(), PoolError> {
+    pub(crate) fn release(&mut self, extent: Extent) -> Result<(), PoolError> {
         #[cfg(test)]
         if self.refused.is_some_and(|frame| extent.frames().contains(&frame)) {
             return Err(PoolError::DoubleFree(extent));
@@ -131,7 +130,7 @@ impl FrameAllocator {
     }
 
     /// The free runs in ascending order.
-    pub fn runs(&self) -> impl Iterator<Item = Extent> + '_ {
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Extent> + '_ {
         self.by_start
             .iter()
             .map(|(&frame, &count)| Extent::new(frame, count))

@@ -1,7 +1,5 @@
 //! The body of a record: where each part of an object lies. Index and directory store it alike.
 //!
-//! May import `shm`, `sync` and this module's `frames`.
-//!
 //! Per part, in rank order, one word `bytes << 16 | extents`, the checksum and that many extent words. The
 //! first six words are in the record, the rest in chain blocks of seven words and a link.
 
@@ -9,17 +7,18 @@ use crate::object::Extent;
 use crate::shm::mapping::{Access, Mapping, ReadWrite};
 
 /// Body words inside a record.
-pub const INLINE_WORDS: usize = 6;
-/// Words of a part before its extents.
-const HEAD_WORDS: usize = 2;
+pub(crate) const INLINE_WORDS: usize = 6;
+/// Words of a part before its extents: one of both counts, and the checksum.
+pub(crate) const BODY_HEAD_WORDS: usize = 2;
+const HEAD_WORDS: usize = BODY_HEAD_WORDS;
 /// Bytes of a chain block.
-pub const CHAIN_BYTES: usize = 64;
+pub(crate) const CHAIN_BYTES: usize = 64;
 /// Body words in a chain block.
-pub const CHAIN_WORDS: usize = 7;
+pub(crate) const CHAIN_WORDS: usize = 7;
 /// Extents that one part can have, by the width of its field.
-pub const MAX_PART_EXTENTS: usize = 0xffff;
+pub(crate) const MAX_PART_EXTENTS: usize = 0xffff;
 /// Bytes that one part can have, by the width of their field.
-pub const MAX_PART_BYTES: u64 = (1 << 48) - 1;
+pub(crate) const MAX_PART_BYTES: u64 = (1 << 48) - 1;
 
 /// One part of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,17 +32,17 @@ pub struct PartBody {
 }
 
 /// Chain blocks that a pool of `frames` frames needs at most.
-pub const fn chain_blocks(frames: u32) -> u32 {
+pub(crate) const fn chain_blocks(frames: u32) -> u32 {
     frames / 2 + 64
 }
 
 /// Chain blocks that a body of `words` words needs.
-pub const fn blocks_for(words: usize) -> usize {
+pub(crate) const fn blocks_for(words: usize) -> usize {
     words.saturating_sub(INLINE_WORDS).div_ceil(CHAIN_WORDS)
 }
 
 /// The words of a body.
-pub fn encode(parts: &[PartBody]) -> Vec<u64> {
+pub(crate) fn encode(parts: &[PartBody]) -> Vec<u64> {
     let mut words = Vec::with_capacity(parts.iter().map(|p| HEAD_WORDS + p.extents.len()).sum());
     for part in parts {
         debug_assert!(part.bytes <= MAX_PART_BYTES && part.extents.len() <= MAX_PART_EXTENTS);
@@ -56,7 +55,7 @@ pub fn encode(parts: &[PartBody]) -> Vec<u64> {
 
 /// One part of a body: its bytes, its checksum, and its runs appended to `extents`. `None` when the words are
 /// not a body.
-pub fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<(u64, u64)> {
+pub(crate) fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<(u64, u64)> {
     let mut at = 0;
     for _ in 0..part {
         at += HEAD_WORDS + (words.get(at)? & 0xffff) as usize;
@@ -76,7 +75,7 @@ fn part_at(words: &[u64], at: usize) -> Option<(u64, u64, &[u64])> {
 }
 
 /// All parts of a body. `None` when the words are not a body of that many parts.
-pub fn decode(words: &[u64], parts: u16) -> Option<Vec<PartBody>> {
+pub(crate) fn decode(words: &[u64], parts: u16) -> Option<Vec<PartBody>> {
     let mut all = Vec::with_capacity(parts.into());
     let mut at = 0;
     for _ in 0..parts {
@@ -91,9 +90,62 @@ pub fn decode(words: &[u64], parts: u16) -> Option<Vec<PartBody>> {
     (at == words.len()).then_some(all)
 }
 
+/// What comes up in a walk through a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyPiece {
+    /// A part begins that has so many runs.
+    Part(usize),
+    /// A run of a part.
+    Run(Extent),
+    /// A chain block that has been walked through.
+    Block(u32),
+}
+
+/// Where a walk through a body is.
+#[derive(Clone, Debug)]
+pub struct BodyCursor {
+    /// Words that were read and those of them that are done.
+    line: [u64; CHAIN_WORDS],
+    at: usize,
+    filled: usize,
+    /// Words that are yet to be read, and the link to them.
+    left: usize,
+    link: u64,
+    /// The block that `line` is of.
+    block: Option<u32>,
+    /// Words of this part that come before its runs, and its runs.
+    head: usize,
+    runs: usize,
+}
+
+impl BodyCursor {
+    /// Before a body: its word in the record, and its first words.
+    pub fn new(body: u64, inline: &[u64; INLINE_WORDS]) -> Self {
+        let words = (body & 0xffff_ffff) as usize;
+        let filled = words.min(INLINE_WORDS);
+        let mut line = [0; CHAIN_WORDS];
+        line[..filled].copy_from_slice(&inline[..filled]);
+        Self {
+            line,
+            at: 0,
+            filled,
+            left: words - filled,
+            link: body >> 32,
+            block: None,
+            head: HEAD_WORDS,
+            runs: 0,
+        }
+    }
+
+    /// Chain blocks that have not come up yet.
+    pub fn blocks_ahead(&self) -> usize {
+        self.left.div_ceil(CHAIN_WORDS) + usize::from(self.block.is_some())
+    }
+}
+
 /// The chain blocks of one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChainArea {
+pub(crate) struct ChainArea {
     /// Offset of block 0.
     pub base: usize,
     /// Number of blocks.
@@ -105,7 +157,7 @@ impl ChainArea {
     ///
     /// # Errors
     /// Those of the mapping when a block is outside of it.
-    pub fn write(
+    pub(crate) fn write(
         self,
         mapping: &Mapping<ReadWrite>,
         words: &[u64],
@@ -121,11 +173,68 @@ impl ChainArea {
         Ok(())
     }
 
+    /// Writes one block: a link to the next one, which is one more than its number, and words.
+    ///
+    /// # Errors
+    /// Those of the mapping when the block is outside of it.
+    pub(crate) fn write_block(
+        self,
+        mapping: &Mapping<ReadWrite>,
+        block: u32,
+        line: &[u64; CHAIN_WORDS + 1],
+    ) -> Result<(), crate::shm::ShmError> {
+        mapping.store_words(self.at(block), line)
+    }
+
+    /// Goes on with a walk. The inner one is `None` at the end; the outer one when the words are not a body.
+    pub(crate) fn next_piece<A: Access>(
+        self,
+        mapping: &Mapping<A>,
+        cursor: &mut BodyCursor,
+    ) -> Option<Option<BodyPiece>> {
+        loop {
+            if cursor.at == cursor.filled {
+                if let Some(block) = cursor.block.take() {
+                    return Some(Some(BodyPiece::Block(block)));
+                }
+                if cursor.left == 0 {
+                    let whole = cursor.runs == 0 && cursor.head == HEAD_WORDS;
+                    return whole.then_some(None);
+                }
+                let block = u32::try_from(cursor.link.checked_sub(1)?).ok();
+                let block = block.filter(|b| *b < self.blocks)?;
+                let mut line = [0; CHAIN_WORDS + 1];
+                mapping.load_words(self.at(block), &mut line).ok()?;
+                let filled = cursor.left.min(CHAIN_WORDS);
+                cursor.line.copy_from_slice(&line[1..]);
+                (cursor.at, cursor.filled, cursor.left) = (0, filled, cursor.left - filled);
+                (cursor.link, cursor.block) = (line[0], Some(block));
+            }
+            let word = cursor.line[cursor.at];
+            cursor.at += 1;
+            let is_run = cursor.head == 0;
+            match cursor.head {
+                HEAD_WORDS => {
+                    (cursor.head, cursor.runs) = (HEAD_WORDS - 1, (word & 0xffff) as usize);
+                    return Some(Some(BodyPiece::Part(cursor.runs)));
+                }
+                0 => cursor.runs -= 1,
+                _ => cursor.head -= 1,
+            }
+            if cursor.head == 0 && cursor.runs == 0 {
+                cursor.head = HEAD_WORDS;
+            }
+            if is_run {
+                return Some(Some(BodyPiece::Run(Extent::from_word(word))));
+            }
+        }
+    }
+
     /// Reads the words of a body: `body` is the record's body word, `inline` its first words.
     ///
     /// Relaxed loads: the caller checks afterwards that the record has not changed. `None` when a link
     /// leads outside of the area, which only a record that is being changed can have.
-    pub fn read<A: Access>(
+    pub(crate) fn read<A: Access>(
         self,
         mapping: &Mapping<A>,
         body: u64,
@@ -153,7 +262,7 @@ impl ChainArea {
     }
 
     /// The blocks that a body occupies, in order.
-    pub fn blocks_of<A: Access>(self, mapping: &Mapping<A>, body: u64) -> Option<Vec<u32>> {
+    pub(crate) fn blocks_of<A: Access>(self, mapping: &Mapping<A>, body: u64) -> Option<Vec<u32>> {
         let count = blocks_for((body & 0xffff_ffff) as usize);
         let mut blocks = Vec::with_capacity(count.min(self.blocks as usize));
         let mut link = body >> 32;
@@ -174,7 +283,7 @@ impl ChainArea {
 
 /// Numbers that are free to use: the lowest never used one, or the one freed last.
 #[derive(Debug, Default)]
-pub struct NumberPool {
+pub(crate) struct NumberPool {
     freed: Vec<u32>,
     next: u32,
     total: u32,
@@ -182,7 +291,7 @@ pub struct NumberPool {
 
 impl NumberPool {
     /// Numbers `0..total`, all free.
-    pub fn new(total: u32) -> Self {
+    pub(crate) fn new(total: u32) -> Self {
         Self {
             // Room that is not touched before it is used, and never moves: a move of millions of numbers takes long.
             freed: Vec::with_capacity(total as usize),
@@ -192,7 +301,7 @@ impl NumberPool {
     }
 
     /// Takes one.
-    pub fn take(&mut self) -> Option<u32> {
+    pub(crate) fn take(&mut self) -> Option<u32> {
         self.freed.pop().or_else(|| {
             let number = (self.next < self.total).then_some(self.next)?;
             self.next += 1;
@@ -200,22 +309,14 @@ impl NumberPool {
         })
     }
 
-    /// Takes several or none.
-    pub fn take_many(&mut self, count: usize) -> Option<Vec<u32>> {
-        if count > self.freed.len() + (self.total - self.next) as usize {
-            return None;
-        }
-        (0..count).map(|_| self.take()).collect()
-    }
-
     /// Gives one back.
-    pub fn put(&mut self, number: u32) {
+    pub(crate) fn put(&mut self, number: u32) {
         debug_assert!(number < self.next);
         self.freed.push(number);
     }
 
     /// How many are taken.
-    pub fn taken(&self) -> usize {
+    pub(crate) fn taken(&self) -> usize {
         self.next as usize - self.freed.len()
     }
 }

@@ -1,25 +1,26 @@
 //! The directory: who owns each frame, and what each object is. Only the server maps it.
 //!
-//! May import `shm`, `sync` and this module's `body`, `frames`, `error`.
 //! Layout: docs/shm-layout.md, "Directory region". A restart recovers from it, so every change is ordered:
 //! the state of a record is written last when it is published and first when it goes.
 
 use super::PoolError;
-use super::body::{self, ChainArea, INLINE_WORDS, PartBody, chain_blocks};
+use super::body::{
+    self, BodyCursor, BodyPiece, CHAIN_WORDS, ChainArea, INLINE_WORDS, PartBody, chain_blocks,
+};
 use super::epochs::version_word;
 use crate::object::{Extent, FRAME_BYTES};
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering};
 
 /// First word of the region.
-pub const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRD1");
+pub(crate) const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRD1");
 const HEADER: usize = 4096;
 const AT_BOOT: usize = 64;
 const AT_CHUNK_SIZE: usize = 72;
 const RECORD_BYTES: usize = 192;
 const RECORD_WORDS: usize = RECORD_BYTES / 8;
 /// Words of a record that the index has too: incarnation, key, shape, bytes, body, inline body words.
-pub const SHARED_WORDS: usize = HEAD_WORDS + INLINE_WORDS;
+pub(crate) const SHARED_WORDS: usize = HEAD_WORDS + INLINE_WORDS;
 /// Words before the body in a record of the index.
 const HEAD_WORDS: usize = 10;
 
@@ -39,16 +40,16 @@ pub enum Owner {
     Record(u32),
     /// A client of an earlier boot, or nobody: a frame that could not be freed.
     Quarantined {
-        /// The client's slab; [`NO_SLAB`] where it is nobody's.
+        /// The client's slab; `NO_SLAB` where it is nobody's.
         slab: u16,
     },
 }
 
 /// Names no slab: what is quarantined under it stays so as long as the pool.
-pub const NO_SLAB: u16 = u16::MAX;
+pub(crate) const NO_SLAB: u16 = u16::MAX;
 
 /// Grant counters have 44 bits.
-pub const MAX_GRANT_COUNTER: u64 = (1 << 44) - 1;
+pub(crate) const MAX_GRANT_COUNTER: u64 = (1 << 44) - 1;
 
 impl Owner {
     /// The owner word.
@@ -214,6 +215,32 @@ impl Directory {
     /// Writes the words of a body that do not fit in the record.
     pub fn write_chain(&self, words: &[u64], blocks: &[u32]) -> Result<(), PoolError> {
         Ok(self.chains.write(&self.mapping, words, blocks)?)
+    }
+
+    /// Writes one chain block of a body: see [`ChainArea::write_block`].
+    pub fn write_block(&self, block: u32, line: &[u64; CHAIN_WORDS + 1]) -> Result<(), PoolError> {
+        Ok(self.chains.write_block(&self.mapping, block, line)?)
+    }
+
+    /// Begins a walk through the body of a record.
+    pub fn walk(&self, record: u32) -> Result<BodyCursor, PoolError> {
+        let shared = self.shared_words(record)?;
+        let (head, inline) = shared.split_at(HEAD_WORDS);
+        let inline: &[u64; INLINE_WORDS] = inline.try_into().expect("the rest of the shared words");
+        Ok(BodyCursor::new(head[7], inline))
+    }
+
+    /// Goes on with a walk through the body of a record; `None` at its end.
+    ///
+    /// # Errors
+    /// [`PoolError::Broken`] when the body does not decode.
+    pub fn next_piece(&self, record: u32, cursor: &mut BodyCursor) -> Result<Option<BodyPiece>, PoolError> {
+        let piece = self.chains.next_piece(&self.mapping, cursor);
+        piece.ok_or(PoolError::Broken {
+            what: "the body of a record does not decode",
+            a: record.into(),
+            b: cursor.blocks_ahead() as u64,
+        })
     }
 
     /// Changes a record's state; what was written to it before is visible to whoever sees the new one.

@@ -1,6 +1,6 @@
 //! The epochs region: for every frame, the incarnation of the object that holds it.
 //!
-//! May import `shm`, `sync`. Layout: docs/shm-layout.md, "Epochs region".
+//! Layout: docs/shm-layout.md, "Epochs region".
 
 use std::os::fd::OwnedFd;
 
@@ -10,11 +10,11 @@ use crate::shm::{Memfd, OwnerAccess, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering, fence};
 
 /// First word of the region.
-pub const EPOCHS_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRE1");
+pub(crate) const EPOCHS_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRE1");
 /// Version of the layout of the pool's regions.
 pub const ABI_VERSION: u32 = 4;
 /// Bytes before the first frame's word.
-pub const EPOCHS_HEADER: usize = 4096;
+pub(crate) const EPOCHS_HEADER: usize = 4096;
 const AT_FRAMES: usize = 16;
 const AT_POOL_ID: usize = 32;
 const AT_BOOT: usize = 64;

@@ -1,6 +1,4 @@
 //! Why the pool cannot be made, or what its books got wrong.
-//!
-//! May import `geometry`, `shm`.
 
 use crate::geometry::Bytes;
 use crate::object::{Extent, FRAME_BYTES};

@@ -1,12 +1,10 @@
 //! The pool: frames, extents, epochs, the directory, prefault.
-//!
-//! May import `sync`, `shm`, `copy`.
 
-pub mod accounting;
-pub mod alloc;
-pub mod body;
-pub mod directory;
-pub mod epochs;
+pub(crate) mod accounting;
+pub(crate) mod alloc;
+pub(crate) mod body;
+pub(crate) mod directory;
+pub(crate) mod epochs;
 mod error;
 #[allow(clippy::module_inception)]
 mod pool;

@@ -1,7 +1,5 @@
 //! The pool: its memory, and which frame is whose. Every change of ownership goes through here, so that
 //! owner words, allocator and books move together.
-//!
-//! May import everything of this module, `shm`, `sync`.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -174,13 +172,18 @@ impl Pool {
         Ok(Some(extent))
     }
 
-    /// Frames of a partial, or of credit, become free. Nobody may be writing them any more. What cannot become free
+    /// Frames of an incomplete object, of what is none any more, or of credit, become free. Nobody may be writing them any more. What cannot become free
     /// is quarantined, so that no frame is lost from the books.
     ///
     /// # Errors
     /// [`PoolError::DoubleFree`] when some frames were free already. All others have been taken care of.
     pub fn free_granted(&mut self, extents: &[Extent]) -> Result<(), PoolError> {
-        self.free(extents, Class::Granted)
+        let mut all = Ok(());
+        for extent in extents {
+            let freed = self.free_run(*extent);
+            all = all.and(freed);
+        }
+        all
     }
 
     /// Granted frames now hold bytes of a record that is still incomplete.
@@ -193,33 +196,18 @@ impl Pool {
         self.books.move_frames(Class::Granted, Class::Used, frames)
     }
 
-    /// Frames of an object become free. Its epochs and the state of its record have been cleared before.
-    ///
-    /// # Errors
-    /// As [`Pool::free_granted`].
-    pub fn free_used(&mut self, extents: &[Extent]) -> Result<(), PoolError> {
-        self.free(extents, Class::Used)
-    }
-
-    /// Frees every run, whatever becomes of the others; the first error at the end.
-    fn free(&mut self, extents: &[Extent], from: Class) -> Result<(), PoolError> {
-        let mut all = Ok(());
-        for extent in extents {
-            let freed = self.free_run(*extent, from);
-            all = all.and(freed);
-        }
-        all
+    /// So many frames of an object are those of an incomplete one again: they become free piece by piece.
+    pub fn hold_for_waste(&mut self, frames: u64) -> Result<(), PoolError> {
+        self.books.move_frames(Class::Used, Class::Granted, frames)
     }
 
     /// The directory says what there is to free: its word and the books change together, frame by frame if need be.
-    fn free_run(&mut self, extent: Extent, from: Class) -> Result<(), PoolError> {
+    fn free_run(&mut self, extent: Extent) -> Result<(), PoolError> {
         if !extent.is_within(self.frames) {
             return Err(PoolError::DoubleFree(extent));
         }
         let held = |frame: &u32| match self.directory.owner(*frame) {
-            Ok(Owner::Granted { .. }) => from == Class::Granted,
-            // A record's frames are granted while it is incomplete, and used from then on.
-            Ok(Owner::Record(_)) => matches!(from, Class::Granted | Class::Used),
+            Ok(Owner::Granted { .. } | Owner::Record(_)) => true,
             // Free already, held back for somebody, or a word that cannot be read: not the caller's to free.
             Ok(Owner::Free | Owner::Quarantined { .. }) | Err(_) => false,
         };
@@ -242,7 +230,7 @@ impl Pool {
                     Class::Quarantined
                 }
             };
-            self.books.move_frames(from, to, run.count.into())?;
+            self.books.move_frames(Class::Granted, to, run.count.into())?;
         }
         if held == [extent] {
             Ok(())

@@ -1,7 +1,5 @@
 //! Making the pool's pages present in the background.
 //!
-//! May import `shm`, `sync` and this module's `error`.
-//!
 //! A page is charged to whoever touches it first, so the server touches all of them, and grants only what
 //! it has touched. It goes no further than memory allows: a page too many would end the process.
 

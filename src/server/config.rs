@@ -8,12 +8,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::size::ByteSize;
 use crate::control::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
-use crate::geometry::Bytes;
+use crate::geometry::{ByteSize, Bytes};
 
 /// The most bytes that a socket path can have.
-pub const MAX_SOCKET_PATH_BYTES: usize = 107;
+pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// The most characters of a file's line that an error shows.
 const SHOWN_CHARS: usize = 60;
@@ -158,7 +157,8 @@ impl<'de> Deserialize<'de> for ChunkSize {
 }
 
 /// `--chunk-size-policy`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum ChunkSizePolicy {
     /// The chunk grows to suit the first model.
@@ -178,7 +178,8 @@ impl From<ChunkSizePolicy> for Policy {
 }
 
 /// `--chunk-scope`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum ChunkScope {
     /// One chunk size for everybody.
@@ -189,7 +190,8 @@ pub enum ChunkScope {
 }
 
 /// `--log-level`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// Failures.
@@ -218,34 +220,38 @@ impl From<LogLevel> for tracing::Level {
 }
 
 /// What one source says: the flags and the environment together, or a file. Each field is optional.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
     /// Path of the socket [default: kvasir.sock in the user's runtime directory]
-    #[arg(long, value_name = "PATH", env = "KVASIR_SOCKET")]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "PATH", env = "KVASIR_SOCKET"))]
     #[serde(default, deserialize_with = "path_not_empty")]
     pub socket: Option<PathBuf>,
     /// Size of the pool, e.g. 512MiB or 64GiB [default: 4GiB]
-    #[arg(long, value_name = "SIZE", env = "KVASIR_POOL_SIZE")]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "SIZE", env = "KVASIR_POOL_SIZE"))]
     pub pool_size: Option<ByteSize>,
     /// Smallest chunk in tokens, or auto to take the first client's preference [default: 256]
-    #[arg(long, value_name = "N|auto", env = "KVASIR_CHUNK_SIZE")]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "N|auto", env = "KVASIR_CHUNK_SIZE"))]
     pub chunk_size: Option<ChunkSize>,
     /// Whether the chunk grows to suit the first model [default: negotiate]
-    #[arg(long, value_name = "POLICY", env = "KVASIR_CHUNK_SIZE_POLICY")]
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, value_name = "POLICY", env = "KVASIR_CHUNK_SIZE_POLICY")
+    )]
     pub chunk_size_policy: Option<ChunkSizePolicy>,
     /// Whether all models share one chunk size or each has its own [default: server]
-    #[arg(long, value_name = "SCOPE", env = "KVASIR_CHUNK_SCOPE")]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "SCOPE", env = "KVASIR_CHUNK_SCOPE"))]
     pub chunk_scope: Option<ChunkScope>,
     /// File through which several servers agree on chunk sizes [default: none]
-    #[arg(long, value_name = "PATH", env = "KVASIR_FLEET_FILE")]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "PATH", env = "KVASIR_FLEET_FILE"))]
     #[serde(default, deserialize_with = "path_not_empty")]
     pub fleet_file: Option<PathBuf>,
     /// Engine processes at a time, at most 256 [default: 256]
-    #[arg(long, value_name = "N", env = "KVASIR_MAX_CLIENTS")]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "N", env = "KVASIR_MAX_CLIENTS"))]
     pub max_clients: Option<u32>,
     /// How much is logged to standard error [default: info]
-    #[arg(long, value_name = "LEVEL", env = "KVASIR_LOG_LEVEL")]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "LEVEL", env = "KVASIR_LOG_LEVEL"))]
     pub log_level: Option<LogLevel>,
 }
 

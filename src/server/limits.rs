@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::accept::SPARE_CONNECTIONS;
 use super::config::Config;
-use super::size::ByteSize;
+use crate::geometry::ByteSize;
 use crate::pool::prefault_reserve;
 use crate::shm::memory::{MemoryBound, SYSTEM_ROOT, memory_bounds};
 

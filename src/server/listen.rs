@@ -91,7 +91,7 @@ pub enum ListenError {
 
 /// A path that this process listens on, and the lock that says so.
 #[derive(Debug)]
-pub struct SocketName {
+pub(crate) struct SocketName {
     path: PathBuf,
     /// Device and inode of the socket: a name that has become another file is not ours to remove.
     identity: (u64, u64),
@@ -102,7 +102,7 @@ pub struct SocketName {
 ///
 /// # Errors
 /// [`ListenError`], with nothing changed except that a dead server's socket may be gone.
-pub fn listen(path: &Path) -> Result<(UnixListener, SocketName), ListenError> {
+pub(crate) fn listen(path: &Path) -> Result<(UnixListener, SocketName), ListenError> {
     check_name(path)?;
     let failed = |call| {
         move |source| ListenError::Io {
@@ -136,11 +136,6 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketName), ListenError> {
 }
 
 impl SocketName {
-    /// The path.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// The names that have to stay while the server lives.
     pub(super) fn names(&self) -> Vec<Named> {
         let socket = Named {
@@ -160,7 +155,7 @@ impl SocketName {
     ///
     /// # Errors
     /// What the system said.
-    pub fn remove_socket(&self) -> io::Result<()> {
+    pub(crate) fn remove_socket(&self) -> io::Result<()> {
         match fs::symlink_metadata(&self.path) {
             Ok(named) if (named.dev(), named.ino()) == self.identity => fs::remove_file(&self.path),
             Ok(_) => Ok(()),
@@ -173,7 +168,7 @@ impl SocketName {
     ///
     /// # Errors
     /// [`ListenError::Io`] or [`ListenError::Lock`].
-    pub fn remove(self) -> Result<(), ListenError> {
+    pub(crate) fn remove(self) -> Result<(), ListenError> {
         self.remove_socket().map_err(|source| ListenError::Io {
             path: self.path.clone(),
             call: "unlink",

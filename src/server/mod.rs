@@ -10,7 +10,7 @@
 mod accept;
 mod answer;
 mod bindings;
-pub mod config;
+pub(crate) mod config;
 mod connection;
 mod convert;
 mod dispatch;
@@ -19,7 +19,7 @@ mod fleet;
 mod fleet_desk;
 mod journal;
 mod limits;
-pub mod listen;
+pub(crate) mod listen;
 mod liveness;
 mod name_watch;
 mod offload;
@@ -30,12 +30,13 @@ mod size;
 mod state;
 mod status;
 
-pub use config::{Config, Settings, SettingsError};
+pub use config::{ChunkScope, ChunkSize, ChunkSizePolicy, Config, LogLevel, Settings, SettingsError};
 pub use fleet::FleetError;
 pub use limits::LimitError;
 pub use listen::ListenError;
 pub use run::run;
-pub use size::ByteSize;
+
+pub use crate::geometry::ByteSize;
 
 use crate::cache::CoreError;
 use crate::control::{BindError, ControlError};

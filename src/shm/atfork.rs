@@ -1,7 +1,5 @@
 //! Descriptors that a forked child must not keep.
 //!
-//! May import `sync` and this module's `error`.
-//!
 //! A lock of an open file description ends when its last descriptor is closed, and so does a connection; `fork` copies
 //! descriptors. A child that lives on would therefore keep its parent's lock byte held and its parent's socket open after
 //! the parent died. Descriptors given to [`ForkClosedFd`] are closed in every forked child before `fork` returns there. (Children made by `vfork`, `posix_spawn` or

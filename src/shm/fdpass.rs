@@ -1,7 +1,5 @@
 //! Descriptors over a Unix stream socket, and who is at the other end of one.
 //!
-//! Imports nothing of this crate.
-//!
 //! Unsafe is opened here for `sendmsg`, `recvmsg` and the control messages around them. The invariant: the
 //! control buffer is aligned for `cmsghdr`, its length is what the kernel is told, and every descriptor
 //! found in it becomes an [`OwnedFd`] before anything can return, so a refused message leaks none.
@@ -265,5 +263,5 @@ const _: () = assert!(
 );
 
 #[cfg(test)]
-#[path = "fdpass_tests.rs"]
+#[path = "tests/fdpass.rs"]
 mod tests;

@@ -1,7 +1,5 @@
 //! How this process keeps the memory that it has freed.
 //!
-//! Imports nothing of this crate.
-//!
 //! Unsafe is opened here for one call of the C library that has no safe wrapper. The invariant: it takes two integers and changes
 //! parameters of the allocator, which is allowed at any time.
 

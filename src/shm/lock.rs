@@ -1,8 +1,6 @@
 //! Locks that belong to an open file description: they end when its last descriptor is closed, which the
 //! kernel does when a process dies, however it dies.
 //!
-//! May import this module's `error`. No unsafe code.
-//!
 //! Unlike the older record locks they are not lost when some library opens and closes the same file, and
 //! unlike `flock` they cover single bytes.
 
@@ -276,5 +274,5 @@ fn read_pid(file: &File) -> Option<u32> {
 }
 
 #[cfg(test)]
-#[path = "lock_tests.rs"]
+#[path = "tests/lock.rs"]
 mod tests;

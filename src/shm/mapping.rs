@@ -1,7 +1,5 @@
 //! Owned mappings of shared files, and the only safe ways to reach the bytes in them.
 //!
-//! May import `sync` and this module's `error`, `memfd` and `words`.
-//!
 //! Unsafe is opened here. The invariant: `[base, base + len)` is one live shared mapping for as long as
 //! the [`Mapping`] exists, readable always and writable for [`ReadWrite`]; the file behind it covers it
 //! (checked against the file's size, which a seal or the owner keeps). Every access is checked by
@@ -11,14 +9,14 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::{fmt, io};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::ShmError;
-use super::memfd::{file_len, page_size, seals};
+use super::memfd::{Memfd, file_len, page_size, seals, to_usize};
 use super::words::{LoadU32, LoadU64};
 use crate::sync::shared::{AtomicU32, AtomicU64, Ordering};
 
@@ -425,6 +423,24 @@ impl<A: Access> fmt::Debug for Mapping<A> {
     }
 }
 
+impl Memfd {
+    /// Maps the whole file readable and writable.
+    ///
+    /// # Errors
+    /// See [`Mapping::map`].
+    pub fn map(&self) -> Result<Mapping<ReadWrite>, ShmError> {
+        Mapping::<ReadWrite>::map(self.as_fd(), to_usize(self.len())?)
+    }
+
+    /// Maps the whole file read-only.
+    ///
+    /// # Errors
+    /// See [`Mapping::map`].
+    pub fn map_read_only(&self) -> Result<Mapping<ReadOnly>, ShmError> {
+        Mapping::<ReadOnly>::map(self.as_fd(), to_usize(self.len())?)
+    }
+}
+
 #[cfg(test)]
-#[path = "mapping_tests.rs"]
+#[path = "tests/mapping.rs"]
 mod tests;

@@ -1,6 +1,4 @@
 //! Anonymous memory files: created, sized, restricted to their owner and sealed in one step.
-//!
-//! May import `sync` and this module's `error` and `mapping`. No unsafe code.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,7 +11,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
 
-use super::{Mapping, ReadOnly, ReadWrite, ShmError};
+use super::ShmError;
 
 /// `MFD_NOEXEC_SEAL` (Linux 6.3): never executable, and it stays so. Some hosts refuse memfds without it.
 const NOEXEC_SEAL: u32 = 0x8;
@@ -112,22 +110,6 @@ impl Memfd {
         self.add_seals(SealFlag::F_SEAL_SEAL)
     }
 
-    /// Maps the whole file readable and writable.
-    ///
-    /// # Errors
-    /// See [`Mapping::map`].
-    pub fn map(&self) -> Result<Mapping<ReadWrite>, ShmError> {
-        Mapping::<ReadWrite>::map(self.as_fd(), to_usize(self.len)?)
-    }
-
-    /// Maps the whole file read-only.
-    ///
-    /// # Errors
-    /// See [`Mapping::map`].
-    pub fn map_read_only(&self) -> Result<Mapping<ReadOnly>, ShmError> {
-        Mapping::<ReadOnly>::map(self.as_fd(), to_usize(self.len)?)
-    }
-
     /// A read-only descriptor with an open file description of its own, fit to be sent to a client.
     ///
     /// # Errors
@@ -205,7 +187,7 @@ fn reopen(fd: BorrowedFd<'_>, write: bool) -> Result<OwnedFd, ShmError> {
 ///
 /// # Errors
 /// [`ShmError::Os`] when the file cannot have seals at all, which a file on disk cannot.
-pub fn seals(fd: BorrowedFd<'_>) -> Result<u32, ShmError> {
+pub(crate) fn seals(fd: BorrowedFd<'_>) -> Result<u32, ShmError> {
     let bits =
         fcntl(fd, FcntlArg::F_GET_SEALS).map_err(|e| ShmError::os("fcntl(F_GET_SEALS)", "a file", e))?;
     Ok(bits as u32)
@@ -215,7 +197,7 @@ pub fn seals(fd: BorrowedFd<'_>) -> Result<u32, ShmError> {
 ///
 /// # Errors
 /// [`ShmError::Os`] when the kernel does not say.
-pub fn file_len(fd: BorrowedFd<'_>) -> Result<u64, ShmError> {
+pub(crate) fn file_len(fd: BorrowedFd<'_>) -> Result<u64, ShmError> {
     let file = fd
         .try_clone_to_owned()
         .map(File::from)

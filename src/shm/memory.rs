@@ -1,14 +1,12 @@
 //! How much memory this process can have: of the machine and of every control group that it is in.
 //!
-//! Imports nothing of this crate. No unsafe code.
-//!
 //! All of it is read from files, under a root that tests replace. What cannot be read bounds nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where the kernel shows its files.
-pub const SYSTEM_ROOT: &str = "/";
+pub(crate) const SYSTEM_ROOT: &str = "/";
 
 /// A limit that is as good as none: version 1 of control groups writes the largest number of pages.
 const NO_LIMIT: u64 = 1 << 60;
@@ -27,7 +25,7 @@ pub struct MemoryBound {
 }
 
 /// Everything that bounds this process, as it is now.
-pub fn memory_bounds(root: &Path) -> Vec<MemoryBound> {
+pub(crate) fn memory_bounds(root: &Path) -> Vec<MemoryBound> {
     let mut bounds: Vec<MemoryBound> = machine(root).into_iter().collect();
     for group in control_groups(root) {
         bounds.extend(group.bounds());
@@ -36,7 +34,7 @@ pub fn memory_bounds(root: &Path) -> Vec<MemoryBound> {
 }
 
 /// The least of what can be had now. `None`: nothing is known.
-pub fn available_memory(root: &Path) -> Option<u64> {
+pub(crate) fn available_memory(root: &Path) -> Option<u64> {
     memory_bounds(root).iter().map(|bound| bound.available).min()
 }
 
@@ -212,5 +210,5 @@ fn unescape(field: &str) -> PathBuf {
 }
 
 #[cfg(test)]
-#[path = "memory_tests.rs"]
+#[path = "tests/memory.rs"]
 mod tests;

@@ -1,7 +1,5 @@
 //! Shared memory: memfds, seals, mappings, lock bytes, descriptor passing.
 //!
-//! May import `sync`.
-//!
 //! Everything that needs `unsafe` to talk to the kernel about shared memory is in this module, so that
 //! the layers above can be safe code. The invariants its files rely on:
 //!
@@ -16,12 +14,13 @@ mod error;
 pub mod fdpass;
 pub mod heap;
 pub mod lock;
-pub mod mapping;
-pub mod memfd;
+pub(crate) mod mapping;
+pub(crate) mod memfd;
 pub mod memory;
 pub mod process;
-pub mod readable;
-pub mod socket_path;
+#[cfg(all(feature = "server", not(loom)))] // waits in the event loop
+pub(crate) mod readable;
+pub(crate) mod socket_path;
 mod words;
 
 pub use error::ShmError;

@@ -1,7 +1,5 @@
 //! Facts and settings of processes: no core dumps, a handle on a peer, random identities.
 //!
-//! May import this module's `error`.
-//!
 //! Unsafe is opened here for calls that have no safe wrapper. The invariant: each passes only integers or
 //! a buffer it owns, and a descriptor the kernel returns is owned at once.
 

@@ -1,7 +1,5 @@
 //! Waiting in the event loop until a descriptor that is no socket can be read.
 //!
-//! Imports nothing of this crate.
-//!
 //! Unsafe is opened here for the registration with the event loop. The invariant: the registration owns the descriptor,
 //! so it is the same open file from the first to the last moment.
 
@@ -15,14 +13,14 @@ use tokio::io::unix::AsyncFd;
 
 /// A descriptor of something that becomes readable: a process that ends, a watched name that changes.
 #[derive(Debug)]
-pub struct Readable(AsyncFd<OwnedFd>);
+pub(crate) struct Readable(AsyncFd<OwnedFd>);
 
 impl Readable {
     /// Registers a descriptor, which must not block, with the event loop of this thread.
     ///
     /// # Errors
     /// The event loop's, for a descriptor that cannot be waited for.
-    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         // SAFETY: an `OwnedFd` gives the same descriptor every time it is asked, keeps it open until it is dropped, and is
         // owned by the registration from here on.
         let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
@@ -33,7 +31,7 @@ impl Readable {
     ///
     /// # Errors
     /// The event loop's, when it is ending.
-    pub async fn news(&self) -> io::Result<()> {
+    pub(crate) async fn news(&self) -> io::Result<()> {
         self.0.readable().await.map(|mut ready| ready.clear_ready())
     }
 }

@@ -1,6 +1,4 @@
 //! What is at a path where a server's socket is looked for.
-//!
-//! Imports nothing of this crate. No unsafe code.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -11,7 +9,7 @@ use nix::unistd::geteuid;
 
 /// Why nobody could be reached at `path`, after a `connect` to it failed with `error`: what is there instead, and what
 /// to do. The text has the path only where the reason is about another one.
-pub fn why_not(path: &Path, error: Errno) -> String {
+pub(crate) fn why_not(path: &Path, error: Errno) -> String {
     let own = geteuid().as_raw();
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => "it is a directory; name the socket in it".into(),

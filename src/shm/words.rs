@@ -1,7 +1,5 @@
 //! Handles on shared words that this process may load but not store.
 //!
-//! May import `sync`. No unsafe code.
-//!
 //! On read-only memory only relaxed loads are promised to be plain loads (an ordered one may be built from
 //! an exchange, which would fault), so the acquiring loads here are a relaxed one and a fence.
 

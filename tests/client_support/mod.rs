@@ -301,7 +301,7 @@ impl Engine {
     ) -> Self {
         let mut config = ClientConfig::new(place.socket(), ClientKind::Worker, "test engine", [instance; 16]);
         config.deadline = Duration::from_secs(20);
-        config.credit_bytes = 1 << 20;
+        config.grant_bytes = 1 << 20;
         configure(&mut config);
         let engine = Self::with_config(config, shape);
         engine.client.negotiate(shape.negotiation()).unwrap();
@@ -320,7 +320,7 @@ impl Engine {
         let mut config = ClientConfig::new(place.socket(), ClientKind::Worker, "test engine", [instance; 16]);
         config.deadline = deadline;
         config.heartbeat = heartbeat;
-        config.credit_bytes = 1 << 20;
+        config.grant_bytes = 1 << 20;
         Self::with_config(config, shape)
     }
 

@@ -1,13 +1,21 @@
 //! Developer tasks of Kvasir. `cargo xtask demo` shows the main job, `cargo xtask test` runs every check that a
 //! change has to pass; both install what they need under the repository (`.venv-*`, `target/`).
 
+mod circles;
 mod codegen;
 mod command;
 mod demo;
+mod deny;
+mod features;
 mod layers;
+mod licence;
 mod needs;
+mod paths;
+mod places;
 mod python;
+mod sources;
 mod steps;
+mod structure;
 mod test;
 mod vllm_alias;
 mod vllm_env;
@@ -27,11 +35,11 @@ struct Arguments {
 enum Task {
     /// Show a real vLLM getting its prefix cache back from Kvasir, in a new process
     Demo(demo::Options),
-    /// Run every check: format, layers, generated code, lints, docs, Rust, loom, Python, vLLM
+    /// Run every check: format, layers, dependencies, generated code, lints, docs, Rust, loom, Python, vLLM
     Test(test::Options),
     /// Regenerate the flatbuffers code from schema/
     Codegen(codegen::Options),
-    /// Check that no module imports one that lies above it
+    /// Check how src is built up: who imports whom, no circles of files, where tests are kept, what the lean builds link
     Layers,
     /// Make the Python environment with the CPU build of vLLM, without running anything in it
     VllmEnv(vllm_env::Options),
@@ -42,7 +50,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options),
         Task::Test(options) => test::run(&options),
         Task::Codegen(options) => codegen::run(options.check),
-        Task::Layers => layers::run(),
+        Task::Layers => structure::run().and_then(|()| features::run()),
         Task::VllmEnv(options) => vllm_env::run(&options),
     };
     match result {

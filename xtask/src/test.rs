@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::command::{self, cargo, program};
 use crate::python::{Environment, interpreter};
 use crate::steps::{self, Step};
-use crate::{codegen, layers, needs, vllm_env};
+use crate::{codegen, deny, features, needs, structure, vllm_env};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -46,7 +46,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Step::new("format", || {
             command::run(cargo().args(["fmt", "--all", "--check"]))
         }),
-        Step::new("layers", layers::run),
+        Step::new("layers", || structure::run().and_then(|()| features::run())),
+        Step::new("deny", deny::run),
         Step::new("codegen", || codegen::run(true)),
         Step::new("clippy", clippy),
         Step::new("docs", docs),
@@ -66,22 +67,42 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     steps::run(steps::only(list, &options.only)?)
 }
 
+/// The whole workspace, and the library as others build it: alone with its tests, and with a part of its features.
 fn clippy() -> Result<()> {
-    command::run(cargo().args([
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--locked",
-        "--",
-        "-D",
-        "warnings",
-    ]))
+    let builds: [&[&str]; 4] = [
+        &["--workspace", "--all-targets"],
+        &["--package", "kvasir", "--no-default-features", "--all-targets"],
+        &[
+            "--package",
+            "kvasir",
+            "--no-default-features",
+            "--features",
+            "describe",
+        ],
+        &[
+            "--package",
+            "kvasir",
+            "--no-default-features",
+            "--features",
+            "server",
+        ],
+    ];
+    for build in builds {
+        let mut clippy = cargo();
+        clippy.arg("clippy").args(build);
+        command::run(clippy.args(["--locked", "--", "-D", "warnings"]))?;
+    }
+    Ok(())
 }
 
+/// The library's documentation, whole and of the client alone: links lead nowhere where a feature is missing.
 fn docs() -> Result<()> {
-    let mut doc = cargo();
-    doc.args(["doc", "--package", "kvasir", "--lib", "--no-deps", "--locked"]);
-    command::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
+    for features in [&["--no-default-features"][..], &[]] {
+        let mut doc = cargo();
+        doc.args(["doc", "--package", "kvasir", "--lib", "--no-deps", "--locked"]);
+        command::run(doc.args(features).env("RUSTDOCFLAGS", "-D warnings"))?;
+    }
+    Ok(())
 }
 
 fn rust_tests() -> Result<()> {

@@ -1,7 +1,6 @@
-"""Where pages lie in the worker's registered tensors, and the fingerprint of their inner order.
+"""What the worker's registered tensors say about themselves; `kvasir.place_pages` says where their pages lie then.
 
-Placement follows the engine's declared tensors (offset and strides), checked against the addresses of the registered
-views; a view's inner dimensions mean nothing here. Pages are opaque and always whole.
+Pages lie where the engine declares them; a tensor's inner dimensions mean nothing here. They are opaque and always whole.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvasir import layout_fingerprint
+from kvasir import KvasirError, layout_fingerprint, place_pages
 from kvasir.vllm.geometry import Geometry, kind_of, layer_specs, tokens_per_state
 
 
@@ -79,7 +78,7 @@ def place(kv_caches: Mapping[str, Any], kv_cache_config: Any, geometry: Geometry
     known: dict[int, int] = {}
     for kv_group in sorted(member for group in geometry.object_groups for member in group.kv_groups):
         spec_of = dict(layer_specs(kv_cache_config.kv_cache_groups[kv_group]))
-        pages, kernel_blocks = [], []
+        tensors = []
         # The layers that geometry resolved, in its order; layers that joined later share the cache of another.
         for layer in described[kv_group]["layers"]:
             name, agreed = layer["name"], layer["page_size_bytes"]
@@ -95,47 +94,32 @@ def place(kv_caches: Mapping[str, Any], kv_cache_config: Any, geometry: Geometry
                 raise LayoutRefused(
                     f"layer {name} lies on device {tensor.device}; this version serves KV caches in host memory only"
                 )
-            pages.append(_page(name, tensor, spec_of[name], declared.get(name), layout, known))
-            kernel_blocks.append(_kernel_block(spec_of[name], tensor, layout.num_blocks))
-        layout.groups[kv_group] = pages
-        layout.kernel_blocks[kv_group] = kernel_blocks
+            tensors.append((name, *_tensor(tensor, layout, known), agreed, declared.get(name)))
+        try:
+            placed = place_pages([size for _, size in layout.regions], layout.num_blocks, tensors)
+        except KvasirError as error:
+            raise LayoutRefused(f"KV cache group {kv_group}: {error}") from error
+        layout.groups[kv_group] = [Page(*page) for page, _ in placed]
+        layout.kernel_blocks[kv_group] = [
+            _kernel_block(spec_of[name], rows) for (name, *_), (_, rows) in zip(tensors, placed)
+        ]
     return layout
 
 
-def _page(
-    name: str, tensor: Any, spec: Any, declared: tuple[int, int] | None, layout: Layout, known: dict[int, int]
-) -> Page:
+def _tensor(tensor: Any, layout: Layout, known: dict[int, int]) -> tuple[int, int, int, int]:
+    """Region, byte inside it, rows, and bytes from row to row."""
     storage = tensor.untyped_storage()
-    address, nbytes = storage.data_ptr(), storage.nbytes()
+    address = storage.data_ptr()
     if address not in known:
         known[address] = len(layout.regions)
-        layout.regions.append((address, nbytes))
-    offset = tensor.data_ptr() - address
-    if declared is None:
-        rows = tensor.shape[0]
-        if rows % layout.num_blocks:
-            raise LayoutRefused(f"layer {name} has {rows} pages for {layout.num_blocks} blocks")
-        stride = tensor.stride(0) * tensor.element_size() * (rows // layout.num_blocks)
-    else:
-        stride = declared[1]
-        if declared[0] != offset:
-            raise LayoutRefused(f"layer {name} was declared at byte {declared[0]} and registered at byte {offset}")
-    page_bytes = spec.page_size_bytes
-    end = offset + (layout.num_blocks - 1) * stride + page_bytes
-    if stride < page_bytes or end > nbytes:
-        raise LayoutRefused(
-            f"layer {name}: {layout.num_blocks} pages of {page_bytes} bytes every {stride} bytes from byte {offset} "
-            f"do not fit a storage of {nbytes} bytes"
-        )
-    return Page(known[address], offset, stride, page_bytes)
+        layout.regions.append((address, storage.nbytes()))
+    stride = tensor.stride(0) * tensor.element_size()
+    return known[address], tensor.data_ptr() - address, tensor.shape[0], stride
 
 
-def _kernel_block(spec: Any, tensor: Any, num_blocks: int) -> int | None:
-    """Tokens of one kernel page, which is what the leading dimension counts; None for recurrent state."""
-    if kind_of(spec) == "mamba":
-        return None
-    rows = tensor.shape[0]
-    return spec.block_size * num_blocks // rows if rows and rows % num_blocks == 0 else spec.block_size
+def _kernel_block(spec: Any, rows: int | None) -> int | None:
+    """Tokens of one kernel page, of which a block has `rows`; None for recurrent state."""
+    return None if kind_of(spec) == "mamba" else spec.block_size // (rows or 1)
 
 
 def fingerprint(

@@ -4,6 +4,7 @@ mod domains;
 mod evict;
 mod groups;
 mod partials;
+mod pieces;
 mod pins;
 mod random;
 mod room;

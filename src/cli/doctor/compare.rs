@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::Report;
 use super::connector::{self, Settings};
 use super::engine::Engine;
-use crate::cli::plan::input::{key_shown, shown};
+use crate::describe::{key_shown, shown};
 use crate::geometry::{GeometryInput, KvGroup};
 
 /// One of the engines: its name in messages, its settings, and what they come to.

@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use super::Report;
 use super::engine::Engine;
-use crate::cli::plan::input::{key_shown, shown};
 use crate::cli::vllm_args;
+use crate::describe::{key_shown, shown};
 
 const CONNECTOR: &str = "KvasirConnector";
 const MODULE: &str = "kvasir.vllm";

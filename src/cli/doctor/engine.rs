@@ -2,32 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use crate::cli::plan::input::{Fields, Shape, shown};
-use crate::cli::plan::{PlanError, groups};
+use crate::cli::plan::PlanError;
+use crate::describe::{self, Fields, shown};
 use crate::geometry::GeometryInput;
-
-/// What a description may hold; docs/operations.md says what it means.
-pub(in crate::cli) const DESCRIPTION: Shape = Shape {
-    fields: &[
-        "kv_transfer_config",
-        "architectures",
-        "device",
-        "multiprocessing",
-        "enable_prefix_caching",
-        "enable_chunked_prefill",
-        "use_replayssm",
-        "block_size",
-        "max_num_batched_tokens",
-        "max_model_len",
-        "prefill_context_parallel_size",
-        "dcp",
-        "vllm",
-        "model",
-        "attention_backend",
-        "identity",
-    ],
-    lists: &[("groups", &groups::GROUP)],
-};
 
 /// Architectures whose mixers are of the Mamba-2 kind, by the names in a model's `config.json`.
 const MAMBA2: [&str; 5] = [
@@ -87,12 +64,13 @@ impl<'a> Engine<'a> {
         };
         let groups = fields
             .get("groups")
-            .map(|_| groups::read(document, None))
+            .map(|_| describe::read_groups(document, None))
             .transpose();
         match groups {
             Ok(groups) if reasons.is_empty() => Ok(Self { groups, ..engine }),
             Ok(_) => Err(PlanError::new("invalid", reasons.join("; "))),
-            Err(mut error) => {
+            Err(error) => {
+                let mut error = PlanError::from(error);
                 reasons.push(error.message);
                 error.message = reasons.join("; ");
                 Err(error)

@@ -3,7 +3,7 @@
 use super::Report;
 use super::engine::Engine;
 use crate::cli::plan::PlanError;
-use crate::cli::plan::input::key_shown;
+use crate::describe::key_shown;
 use crate::geometry::{
     self, GeometryError, GroupFault, RecurrentMode, ResolvedGeometry, ResolvedGroup, Warning,
 };

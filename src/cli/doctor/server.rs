@@ -9,9 +9,8 @@ use serde_json::Value;
 use super::{Report, state};
 use crate::cli::status::{self, StatusError};
 use crate::geometry::chunk::resolve_chunk;
-use crate::geometry::{BoundGeometry, Bytes, ObjectGroup, ObjectKind, ResolvedGeometry, Warning};
+use crate::geometry::{BoundGeometry, ByteSize, Bytes, ObjectGroup, ObjectKind, ResolvedGeometry, Warning};
 use crate::object::FRAME_BYTES;
-use crate::server::ByteSize;
 use crate::wire::ErrorCode;
 
 /// How long a server that makes its pool present is given.

@@ -5,20 +5,39 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::input::{self, Fields, Shape, shown};
+use super::shape::{Shape, unknown_fields};
 use super::{Answer, PlanError, chunk, number, read_input, table};
-use crate::cli::doctor;
-use crate::geometry::{
-    self, BindError, BoundGeometry, Bytes, GeometryError, GeometryInput, GroupKind, KvGroup, LayerSpec,
-    Ratio, ResolvedGeometry,
-};
+use crate::describe;
+use crate::geometry::{self, BindError, BoundGeometry, Bytes, GeometryError, Ratio, ResolvedGeometry};
 
 /// What a description may hold; docs/geometry.md says what it means.
 const DESCRIPTION: Shape = Shape {
     fields: &["dcp"],
     lists: &[("groups", &GROUP)],
 };
-/// Of a whole engine's description, as `kvasir doctor` reads it too, only the groups count here.
+/// What an engine's description may hold, as `kvasir doctor` reads it; docs/operations.md says what it means.
+pub(in crate::cli) const ENGINE: Shape = Shape {
+    fields: &[
+        "kv_transfer_config",
+        "architectures",
+        "device",
+        "multiprocessing",
+        "enable_prefix_caching",
+        "enable_chunked_prefill",
+        "use_replayssm",
+        "block_size",
+        "max_num_batched_tokens",
+        "max_model_len",
+        "prefill_context_parallel_size",
+        "dcp",
+        "vllm",
+        "model",
+        "attention_backend",
+        "identity",
+    ],
+    lists: &[("groups", &GROUP)],
+};
+/// Of a whole engine's description only the groups count here.
 const MARK_OF_AN_ENGINE: &str = "kv_transfer_config";
 pub(in crate::cli) const GROUP: Shape = Shape {
     fields: &[
@@ -82,14 +101,14 @@ pub(super) fn run(args: &GroupsArgs) -> Result<Answer, PlanError> {
 /// The geometry of the groups described in `bytes`, under a minimum chunk size and perhaps another context
 /// parallel size than the description's.
 pub fn answer(bytes: &[u8], minimum: u64, dcp: Option<u64>) -> Result<Answer, PlanError> {
-    let value = input::parse(bytes)?;
+    let value = describe::json(bytes)?;
     let shape = match value.get(MARK_OF_AN_ENGINE) {
-        Some(_) => &doctor::ENGINE,
+        Some(_) => &ENGINE,
         None => &DESCRIPTION,
     };
-    let unknown = input::unknown_fields(&value, shape);
+    let unknown = unknown_fields(&value, shape);
     let resolve = |value| {
-        let input = read(value, dcp)?;
+        let input = describe::read_groups(value, dcp)?;
         geometry::resolve_described(&input).map_err(|error| refusal(error, minimum))
     };
     let answer = resolve(&value).and_then(|resolved| {
@@ -130,159 +149,6 @@ fn refusal(error: GeometryError, minimum: u64) -> PlanError {
         plan.would_be = answer;
     }
     plan
-}
-
-/// Reads the description of a model's groups. Every group that cannot be read is listed in one error.
-pub fn parse(bytes: &[u8], dcp: Option<u64>) -> Result<GeometryInput, PlanError> {
-    read(&input::parse(bytes)?, dcp)
-}
-
-/// Reads the `groups` and the `dcp` of a document that may hold more.
-pub(in crate::cli) fn read(value: &Value, dcp: Option<u64>) -> Result<GeometryInput, PlanError> {
-    let invalid = |reason: String| PlanError::new("invalid", reason);
-    let fields = Fields::of(value).map_err(invalid)?;
-    let dcp = match dcp {
-        Some(dcp) => dcp,
-        None => fields.number("dcp").map_err(invalid)?.unwrap_or(1),
-    };
-    let read = fields
-        .list("groups")
-        .map_err(invalid)?
-        .iter()
-        .map(|group| read_group(group, dcp));
-    let read: Vec<Result<KvGroup, Vec<String>>> = read.collect();
-    if read.iter().all(Result::is_ok) {
-        return Ok(GeometryInput {
-            dcp,
-            groups: read.into_iter().flatten().collect(),
-        });
-    }
-    // Some groups are unreadable; the others are still checked, so that one error lists everything.
-    let mut problems = Vec::new();
-    for (index, group) in read.into_iter().enumerate() {
-        match group {
-            Err(reasons) => problems.extend(reasons.into_iter().map(|reason| (index, reason))),
-            Ok(group) => {
-                if let Err(GeometryError::Groups { problems: found, .. }) =
-                    geometry::resolve_described(&GeometryInput {
-                        dcp,
-                        groups: vec![group],
-                    })
-                {
-                    problems.extend(
-                        found
-                            .into_iter()
-                            .map(|problem| (index, problem.fault.to_string())),
-                    );
-                }
-            }
-        }
-    }
-    Err(PlanError::listing("invalid", "group", problems))
-}
-
-/// One group, or every field of it that cannot be read.
-fn read_group(value: &Value, dcp: u64) -> Result<KvGroup, Vec<String>> {
-    let fields = Fields::of(value).map_err(|reason| vec![reason])?;
-    let mut reasons = Vec::new();
-    let kind = keep(
-        &mut reasons,
-        fields.required_text("kind").and_then(parse_as::<GroupKind>),
-    );
-    let block_size = keep(&mut reasons, fields.required_number("block_size"));
-    let prefix_cacheable = keep(&mut reasons, fields.flag("prefix_cacheable")).flatten();
-    let dcp_sharded = keep(&mut reasons, fields.flag("dcp_sharded")).flatten();
-    let mode = fields
-        .text("mamba_cache_mode")
-        .and_then(|mode| mode.map(parse_as).transpose());
-    let recurrent_mode = keep(&mut reasons, mode).flatten();
-    let window = keep(&mut reasons, read_window(fields, kind)).flatten();
-    let mut layers = Vec::new();
-    for (index, layer) in keep(&mut reasons, fields.list("layers"))
-        .unwrap_or_default()
-        .iter()
-        .enumerate()
-    {
-        let read = read_layer(layer, kind).map_err(|reason| format!("layer entry {index}: {reason}"));
-        layers.extend(keep(&mut reasons, read));
-    }
-    let (Some(kind), Some(block_size)) = (kind, block_size) else {
-        return Err(reasons);
-    };
-    let prefix_cacheable = prefix_cacheable.unwrap_or(!kind.is_always_scratch());
-    let scales = prefix_cacheable && !kind.is_recurrent();
-    if dcp > 1 && scales && dcp_sharded.is_none() {
-        reasons.push(format!(
-            "dcp_sharded is missing, and with a dcp of {dcp} it decides the span"
-        ));
-    }
-    if !reasons.is_empty() {
-        return Err(reasons);
-    }
-    let dcp_sharded = dcp_sharded.unwrap_or(false);
-    Ok(KvGroup {
-        kind,
-        block_size,
-        layers,
-        window,
-        prefix_cacheable,
-        dcp_sharded,
-        recurrent_mode,
-    })
-}
-
-fn read_layer(value: &Value, group_kind: Option<GroupKind>) -> Result<LayerSpec, String> {
-    let fields = Fields::of(value)?;
-    let kind = fields.text("kind")?.map(parse_as::<GroupKind>).transpose()?;
-    Ok(LayerSpec {
-        name: fields.text("name")?.map(str::to_owned),
-        count: fields.number("count")?.unwrap_or(1),
-        page_size_bytes: fields.required_number("page_size_bytes")?,
-        dtype: fields.text("dtype")?.map(parse_as).transpose()?,
-        tokens_per_state: read_ratio(fields, kind.or(group_kind))?,
-        kind,
-        window: read_window(fields, kind.or(group_kind))?,
-        shares_kv_of: fields.text("shares_kv_of")?.map(str::to_owned),
-    })
-}
-
-fn read_window(fields: Fields<'_>, kind: Option<GroupKind>) -> Result<Option<u64>, String> {
-    let key = if kind == Some(GroupKind::ChunkedLocal) {
-        "attention_chunk_size"
-    } else {
-        "window"
-    };
-    fields.number(key)
-}
-
-fn read_ratio(fields: Fields<'_>, kind: Option<GroupKind>) -> Result<Option<Ratio>, String> {
-    let Some(value) = fields.get("tokens_per_state") else {
-        return Ok(None);
-    };
-    if kind.is_some_and(GroupKind::is_recurrent) {
-        // Engines write -1 or nothing here: one state stands for all tokens before it.
-        return Ok(None);
-    }
-    let ratio = match value {
-        Value::String(text) => text.parse().ok(),
-        other => other.as_u64().and_then(|tokens| Ratio::new(tokens, 1)),
-    };
-    let expected = || {
-        format!(
-            "tokens_per_state is {}, expected a positive integer or \"1/4\"",
-            shown(value)
-        )
-    };
-    ratio.map(Some).ok_or_else(expected)
-}
-
-fn parse_as<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|error: T::Err| error.to_string())
-}
-
-/// The value, or nothing after noting the reason.
-fn keep<T>(reasons: &mut Vec<String>, read: Result<T, String>) -> Option<T> {
-    read.map_err(|reason| reasons.push(reason)).ok()
 }
 
 fn to_json(resolved: &ResolvedGeometry, bound: &BoundGeometry) -> Value {

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::input::{self, Fields, Shape};
+use super::shape::{Shape, unknown_fields};
 use super::{Answer, PlanError, number, read_input, table};
+use crate::describe::{self, Fields};
 use crate::geometry::Bytes;
 use crate::geometry::segments::{
     Commit, HeadSlices, Layout, Placement, Segment, SegmentError, SegmentInput, SegmentPlan, TensorPlacement,
@@ -61,8 +62,8 @@ pub(super) fn run(args: &SegmentsArgs) -> Result<Answer, PlanError> {
 
 /// The segments of the placements described in `bytes`, and what each commit maps.
 pub fn answer(bytes: &[u8], commits: &[u64], registers_device_memory: bool) -> Result<Answer, PlanError> {
-    let value = input::parse(bytes)?;
-    let unknown = input::unknown_fields(&value, &DESCRIPTION);
+    let value = describe::json(bytes)?;
+    let unknown = unknown_fields(&value, &DESCRIPTION);
     let planned = read(&value)
         .and_then(|input| SegmentPlan::new(&input, registers_device_memory).map_err(segment_error));
     let answer = planned.map(|plan| {

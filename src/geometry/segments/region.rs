@@ -1,9 +1,6 @@
 //! From tensor placements to the distinct regions of a reservation.
 
-use super::{Layout, Segment, SegmentError};
-
-/// Most segments of one reservation: 512 layers of 128 heads each, twice over.
-pub const MAX_SEGMENTS: u64 = 1 << 17;
+use super::{Layout, MAX_SEGMENTS, Segment, SegmentError};
 
 /// Layers alike of one KV cache group, as the engine placed them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

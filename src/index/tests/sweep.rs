@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::*;
 use proptest::prelude::*;
@@ -84,7 +84,7 @@ fn presence(chunks: &[u32], tails: &[(u32, u32, u32)]) -> Presence {
                 groups,
             })
             .collect(),
-        holes: HashMap::new(),
+        holes: BTreeMap::new(),
     }
 }
 

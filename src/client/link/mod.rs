@@ -1,0 +1,22 @@
+//! The link to a server: one connection, what it gave, and how it is had again.
+//!
+//! ```text
+//! core      the link's state, what callers may ask for        guard, exchange: one exchange on it
+//! session   what one connection gave: mappings (attached), lock byte, granted space, what could not be stored
+//! recover   the thread that connects, and asks again for everything in `wanted`      wake: what it sleeps on
+//! ```
+
+pub(crate) mod attached;
+pub(crate) mod connection;
+pub(crate) mod core;
+pub(crate) mod exchange;
+pub(crate) mod granted;
+pub(crate) mod guard;
+pub(crate) mod missing;
+pub(crate) mod populate;
+pub(crate) mod recover;
+pub(crate) mod regions;
+pub(crate) mod session;
+pub(crate) mod stats;
+pub(crate) mod wake;
+pub(crate) mod wanted;

@@ -1,0 +1,270 @@
+//! What one connection gave: mappings, the lock byte, granted space.
+//!
+//! A session is shared by the client and by every copy in progress, and its lock byte is free only when the last of
+//! them has let go. The server takes a client's grants and pins back only then, so a copy that outlives its
+//! connection still writes into space that is its own.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::attached::Attached;
+use super::connection::{CallError, Connection, Stream};
+use super::granted::{Granted, Uses};
+use super::missing::Missing;
+use super::populate::{Populate, Populated, When};
+use super::regions::{Regions, length};
+use super::stats::Stat;
+use crate::client::{ClientConfig, ClientError, Maps};
+use crate::control::ControlView;
+use crate::copy::HostMemory;
+use crate::object::Extent;
+use crate::shm::atfork::forks_so_far;
+use crate::shm::{Mapping, ReadWrite};
+use crate::sync::shared::{Ordering, fence};
+use crate::wire::{Hello, MAX_NAME_BYTES, PROTOCOL_VERSION, RegionKind, Reply, Request};
+
+/// The regions of the shm-direct path beside those of lookups.
+#[derive(Debug)]
+pub(crate) struct PoolSide {
+    /// The whole pool, as a region of copy plans.
+    memory: [HostMemory; 1],
+    populate: Populate,
+    granted: Mutex<Granted>,
+    uses: Uses,
+    missing: Mutex<Missing>,
+    frames: u64,
+    frame_bytes: u64,
+    /// Last: mappings go before its lock does.
+    attached: Arc<Attached>,
+}
+
+/// One connection's share of the server.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// Counts the connections of a client, from 1.
+    pub(crate) generation: u64,
+    pub(crate) stream: Arc<Stream>,
+    control: ControlView,
+    pool: Option<PoolSide>,
+    attached: Option<Arc<Attached>>,
+}
+
+impl Session {
+    /// Connects, says hello, maps what came and locks this client's byte.
+    pub(crate) fn open(
+        config: &ClientConfig,
+        generation: u64,
+        populated: &Arc<Populated>,
+        deadline: Instant,
+    ) -> Result<(Connection, Self), ClientError> {
+        let mut connection = Connection::connect(&config.socket)?;
+        let forks = forks_so_far().map_err(ClientError::unavailable)?;
+        let reply = connection.call(&Request::Hello(hello(config)), deadline)?;
+        let Reply::Hello(hello) = reply else {
+            return Err(unexpected(&reply));
+        };
+        let mut regions = Regions {
+            hello: &hello,
+            descriptors: connection.take_descriptors(),
+        };
+        if regions.descriptors.len() != hello.regions.len() {
+            return Err(ClientError::unavailable(format!(
+                "the server announced {} regions and sent {} descriptors",
+                hello.regions.len(),
+                regions.descriptors.len()
+            )));
+        }
+        let (_, control) = regions.take(RegionKind::Control)?;
+        let control = ControlView::open(control.as_fd()).map_err(ClientError::unavailable)?;
+        if control.boot().boot_id != hello.boot_id {
+            return Err(ClientError::unavailable("the control region is another server's"));
+        }
+        let attached = (config.maps >= Maps::Index)
+            .then(|| Attached::open(&mut regions).map(Arc::new))
+            .transpose()?;
+        let pool = attached
+            .as_ref()
+            .filter(|_| config.maps >= Maps::Pool)
+            .map(|attached| PoolSide::open(&mut regions, attached, Arc::clone(populated)))
+            .transpose()?;
+        let stream = Arc::clone(connection.stream());
+        // A child forked since the descriptors arrived has copies of them that nothing would close.
+        if attached.is_some()
+            && (forks.is_none() || forks != forks_so_far().map_err(ClientError::unavailable)?)
+        {
+            return Err(ClientError::unavailable("this process forked meanwhile"));
+        }
+        if attached.is_some() {
+            match connection.call(&Request::Attach, deadline)? {
+                Reply::Ack => {}
+                reply => return Err(unexpected(&reply)),
+            }
+        }
+        let session = Self {
+            generation,
+            stream,
+            control,
+            pool,
+            attached,
+        };
+        Ok((connection, session))
+    }
+
+    /// The pool's side, for clients that map it.
+    pub(crate) fn pool(&self) -> Result<&PoolSide, ClientError> {
+        let missing = "this client does not map the pool: only workers store and load";
+        self.pool.as_ref().ok_or_else(|| ClientError::invalid(missing))
+    }
+
+    /// Whether the server that this session belongs to still runs the pool, as far as memory shows.
+    pub(crate) fn is_current(&self) -> bool {
+        self.attached
+            .as_ref()
+            .is_none_or(|attached| attached.boot_unchanged())
+    }
+
+    /// What lookups without a message need, for clients that map it.
+    pub(crate) fn attached(&self) -> Option<&Attached> {
+        self.attached.as_deref()
+    }
+
+    /// The server's control region.
+    pub(crate) fn control(&self) -> &ControlView {
+        &self.control
+    }
+
+    /// Bytes of pool space held for stores.
+    pub(crate) fn granted_bytes(&self) -> u64 {
+        self.pool
+            .as_ref()
+            .map_or(0, |pool| pool.granted().frames() * pool.frame_bytes)
+    }
+
+    /// Whether nothing was stored since the last time this was asked.
+    pub(crate) fn was_idle(&self) -> bool {
+        self.pool.as_ref().is_some_and(|pool| pool.uses.none_since_last())
+    }
+
+    /// Counts in the statistics words of the slab, where there is one.
+    pub(crate) fn count(&self, stat: Stat, count: u64) {
+        if let Some(attached) = &self.attached {
+            attached.count(stat, count);
+        }
+    }
+}
+
+impl PoolSide {
+    fn open(
+        regions: &mut Regions<'_>,
+        attached: &Arc<Attached>,
+        populated: Arc<Populated>,
+    ) -> Result<Self, ClientError> {
+        let (at, fd) = regions.take(RegionKind::Pool)?;
+        let pool = Mapping::<ReadWrite>::map_foreign_at(fd.as_fd(), at.offset, length(&at)?);
+        let pool = Arc::new(pool.map_err(ClientError::unavailable)?);
+        let frame_bytes = u64::from(regions.hello.frame_bytes);
+        let frames = attached.frames();
+        if frame_bytes == 0 || frames.checked_mul(frame_bytes) != Some(at.bytes) {
+            let bytes = at.bytes;
+            return Err(ClientError::unavailable(format!(
+                "a pool of {bytes} bytes for {frames} frames of {frame_bytes}"
+            )));
+        }
+        Ok(Self {
+            populate: Populate::new(Arc::clone(&pool), frames, frame_bytes, populated),
+            memory: [HostMemory::mapped(pool)],
+            granted: Mutex::default(),
+            uses: Uses::default(),
+            missing: Mutex::default(),
+            frames,
+            frame_bytes,
+            attached: Arc::clone(attached),
+        })
+    }
+
+    /// The pool as the regions of a copy plan's side.
+    pub(crate) fn memory(&self) -> &[HostMemory] {
+        &self.memory
+    }
+
+    /// Epochs and index of the same connection.
+    pub(crate) fn attached(&self) -> &Attached {
+        &self.attached
+    }
+
+    pub(crate) fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    pub(crate) fn frame_bytes(&self) -> u64 {
+        self.frame_bytes
+    }
+
+    pub(crate) fn granted(&self) -> MutexGuard<'_, Granted> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a store begins or ends.
+    pub(crate) fn note_use(&self) {
+        self.uses.note();
+    }
+
+    /// What could not be stored.
+    pub(crate) fn missing(&self) -> MutexGuard<'_, Missing> {
+        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what the server granted, as far as it lies in the pool.
+    pub(crate) fn gain(&self, granted: Vec<Extent>, when: When) {
+        let granted: Vec<Extent> = granted.into_iter().filter(|extent| self.holds(extent)).collect();
+        for extent in &granted {
+            self.populate.extent(extent, when);
+        }
+        self.granted().add(granted);
+    }
+
+    /// Whether an extent is not empty and inside the pool.
+    pub(crate) fn holds(&self, extent: &Extent) -> bool {
+        extent.count > 0 && u64::from(extent.frame) + u64::from(extent.count) <= self.frames
+    }
+
+    /// The last step of the read protocol, after the copy: whether all of it was the incarnation's bytes. Call
+    /// [`Self::fence_after_copy`] once before the first of these.
+    pub(crate) fn copy_was_whole(&self, first_frame: u32, incarnation: u64) -> bool {
+        self.attached.boot_unchanged() && self.attached.epoch(first_frame) == incarnation
+    }
+
+    /// Orders the reads of a copy before the loads of [`Self::copy_was_whole`].
+    pub(crate) fn fence_after_copy(&self) {
+        fence(Ordering::Acquire);
+    }
+}
+
+fn hello(config: &ClientConfig) -> Hello {
+    let mut name = config.name.clone();
+    while name.len() > MAX_NAME_BYTES {
+        name.pop();
+    }
+    Hello {
+        protocol_version: PROTOCOL_VERSION,
+        features: 0,
+        kind: config.kind,
+        name,
+        engine_instance: config.engine_instance,
+        wants_pool: config.maps > Maps::Nothing,
+    }
+}
+
+/// A reply of the wrong kind: the connection cannot be trusted any more.
+pub(crate) fn unexpected(reply: &Reply) -> ClientError {
+    let text = format!("{reply:?}");
+    let kind = text
+        .split(|c: char| !c.is_alphanumeric())
+        .next()
+        .unwrap_or_default();
+    CallError::Broken(format!(
+        "the server's reply is of the kind {kind}, which does not answer the request"
+    ))
+    .into()
+}
