@@ -3,8 +3,7 @@
 use crate::object::{ClientKind, GroupRegistration, PayloadPath};
 use std::os::fd::OwnedFd;
 
-use super::reuse::DomainReuse;
-use crate::index::counters::ClientCounters;
+use crate::index::counters::{ClientCounters, ReuseCounters};
 use crate::keys::ChunkKey;
 
 /// A client for as long as its slab is its own. Never equal to an earlier client of the same slab.
@@ -185,6 +184,17 @@ pub struct ClientStatus {
     pub kept: u64,
     /// Its own counters, as it reports them.
     pub reported: ClientCounters,
+}
+
+/// What engines of one domain reused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainReuse {
+    /// Seed of the domain; none for engines that have not named one, and for what is no longer kept apart.
+    pub domain: Option<ChunkKey>,
+    /// Name of its model, as its ranks registered it.
+    pub model: String,
+    /// The figures.
+    pub tokens: ReuseCounters,
 }
 
 /// The state of the core.

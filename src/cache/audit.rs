@@ -1,12 +1,10 @@
 //! The audit that recomputes all numbers.
-//!
-//! May import everything of this module.
 
 use std::collections::HashMap;
 
+use super::books::tree::Record;
 use super::core::Core;
 use super::error::CoreError;
-use super::records::Record;
 use crate::object::{Extent, count_frames};
 use crate::pool::RecordState;
 use crate::pool::body::blocks_for;

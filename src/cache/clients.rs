@@ -1,13 +1,10 @@
 //! Clients that register, leave and die, and what ends with that.
-//!
-//! May import everything of this module.
 
 use super::api::{ClientId, Registration};
 use super::core::{Client, Core, RankRegistration, wrong_chunk_size};
-use super::ends::EndEngine;
 use super::error::CoreError;
-use super::evict::frame_steps;
-use super::grants::RUN_FRAMES;
+use super::evict::ends::EndEngine;
+use super::steps::{RUN_FRAMES, frame_steps};
 use super::work::{Progress, Work, finish};
 use crate::index::turn::Turn;
 use crate::object::Extent;

@@ -1,6 +1,4 @@
 //! Numbers for status.
-//!
-//! May import everything of this module.
 
 use super::SLABS;
 use super::api::{ClientId, ClientStatus, CoreStatus, Counters, PoolStatus};

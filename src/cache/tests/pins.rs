@@ -218,7 +218,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
 /// Tails of which there are none. Who asks for them is past the chunks of the prompt: then states go.
 #[derive(Debug)]
 struct Vanishing<'a> {
-    index: &'a index::Index,
+    index: &'a Index,
     chunks: &'a [u32],
 }
 
