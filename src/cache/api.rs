@@ -123,7 +123,7 @@ pub struct PoolStatus {
     pub free: u64,
     /// Objects, visible or kept for a reader.
     pub used: u64,
-    /// Credit of clients and partials.
+    /// Granted space of clients and incomplete objects.
     pub granted: u64,
     /// Not to be touched until a client of an earlier boot is gone.
     pub quarantined: u64,
@@ -155,7 +155,7 @@ pub struct Counters {
     pub discarded_objects: u64,
     /// Items that found no place in the index, and grants for waiting stores that found no space at all.
     pub dropped_stores: u64,
-    /// Partials that ended without becoming an object.
+    /// Incomplete objects that ended without becoming an object.
     pub ended_partials: u64,
     /// Lookups and retrieves that promised less than was there: the client's pins may not keep more.
     pub shortened: u64,
@@ -174,7 +174,7 @@ pub struct ClientStatus {
     pub payload_path: PayloadPath,
     /// Rank and domain when it has registered.
     pub registered: Option<(u32, ChunkKey)>,
-    /// Bytes of credit and of its parts of partials.
+    /// Bytes of granted space and of its parts of incomplete objects.
     pub granted: u64,
     /// Pins it holds in the request form.
     pub pins: u64,

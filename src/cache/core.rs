@@ -7,15 +7,15 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::api::*;
 use super::books::guarded::Guards;
-use super::books::incomplete::Partials;
+use super::books::incomplete::IncompleteObjects;
 use super::books::index::Index;
 use super::books::pins::PinTable;
 use super::books::registry::Registry;
 use super::books::reuse::ReuseByDomain;
 use super::books::scan::PinScan;
-use super::books::share::Credit;
+use super::books::share::Granted;
 use super::books::slabs::Slabs;
-use super::books::tree::Records;
+use super::books::tree::Tree;
 use super::books::wasted::Waste;
 use super::error::CoreError;
 use super::{MAX_CHUNK_TOKENS, SLABS};
@@ -46,10 +46,11 @@ pub(crate) struct Client {
     pub(crate) info: ClientInfo,
     pub(crate) attached: bool,
     pub(crate) registration: Option<RankRegistration>,
-    pub(crate) credit: Credit,
+    pub(crate) granted: Granted,
     /// What space that is made for it now must not take.
     pub(crate) guards: Guards,
-    /// Commits made, and questions for space that were answered with none; tells which partials other ranks have passed by.
+    /// Commits made, and questions for space that were answered with none; tells which incomplete objects other ranks
+    /// have passed by.
     pub(crate) commits: u64,
     /// Domain and model that its reuse counts for.
     pub(crate) reuses: Option<(ChunkKey, String)>,
@@ -62,7 +63,7 @@ pub(crate) struct Client {
 pub struct Core {
     pub(crate) pool: Pool,
     pub(crate) index: Index,
-    pub(crate) records: Records,
+    pub(crate) tree: Tree,
     pub(crate) chains: NumberPool,
     /// The look at what readers pin.
     pub(crate) sweep: PinScan,
@@ -72,7 +73,7 @@ pub struct Core {
     pub(crate) slabs: Slabs,
     pub(crate) clients: Vec<Option<Client>>,
     pub(crate) registry: Registry,
-    pub(crate) partials: Partials,
+    pub(crate) incomplete: IncompleteObjects,
     /// What is no object any more and becomes free, one after another.
     pub(crate) waste: VecDeque<Waste>,
     pub(crate) counters: Counters,
@@ -113,7 +114,7 @@ impl Core {
         let frames = pool.frames();
         Ok(Self {
             index: Index::create(frames)?,
-            records: Records::new(frames),
+            tree: Tree::new(frames),
             chains: NumberPool::new(chain_blocks(frames)),
             sweep: PinScan::new(frames),
             touched_next: 0,
@@ -121,7 +122,7 @@ impl Core {
             slabs: Slabs::create()?,
             clients: (0..SLABS).map(|_| None).collect(),
             registry: Registry::default(),
-            partials: Partials::default(),
+            incomplete: IncompleteObjects::default(),
             waste: VecDeque::new(),
             counters: Counters::default(),
             chunk_size: None,
@@ -163,7 +164,7 @@ impl Core {
     }
 
     /// No more of the pool will become present: from now on space is made by evicting. (Before, a store that
-    /// is ahead of the prefault gets less credit rather than somebody's objects.)
+    /// is ahead of the prefault gets less space rather than somebody's objects.)
     pub fn prefault_ended(&mut self) {
         self.prefault_ended = true;
     }
@@ -186,7 +187,7 @@ impl Core {
             info,
             attached: false,
             registration: None,
-            credit: Credit::default(),
+            granted: Granted::default(),
             guards: Guards::default(),
             commits: 0,
             reuses: None,
@@ -238,7 +239,7 @@ impl Core {
         Ok(self.client(client)?.attached && !self.slabs.is_locked(client.slab)?)
     }
 
-    /// Records the chunk size of all domains. The same size again is fine.
+    /// Tree the chunk size of all domains. The same size again is fine.
     ///
     /// # Errors
     /// [`CoreError::InvalidArgument`] for 0, more than a chunk can have, or another size than before.
@@ -252,7 +253,7 @@ impl Core {
         Ok(())
     }
 
-    /// Records the chunk size of some domains, beside those of others. The same size again is fine.
+    /// Tree the chunk size of some domains, beside those of others. The same size again is fine.
     ///
     /// # Errors
     /// [`CoreError::InvalidArgument`] for 0, more than a chunk can have, or when one size holds for all domains.
@@ -267,8 +268,8 @@ impl Core {
         Ok(())
     }
 
-    /// Says which domain a client looks up in, and which model that is: what it reuses counts for that one, also what it
-    /// has counted before.
+    /// Says which domain a client looks up in, and which model that is: what it reuses counts for that one, also what
+    /// it has counted before.
     ///
     /// # Errors
     /// [`CoreError::UnknownClient`].
@@ -307,7 +308,7 @@ impl Core {
             .ok_or(CoreError::UnknownClient { slab: id.slab })
     }
 
-    /// A client that may hold credit.
+    /// A client that may hold granted space.
     pub(crate) fn attached(&self, id: ClientId) -> Result<&Client, CoreError> {
         let client = self.client(id)?;
         if !client.attached {

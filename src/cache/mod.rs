@@ -1,7 +1,7 @@
 //! The server's half of the cache: what is stored, what goes, and what is answered.
 //!
-//! [`Core`] is what the server drives, from one thread: every request is a method, or a [`Work`] in turns. What clients may
-//! do by themselves is in [`crate::index`].
+//! [`Core`] is what the server drives, from one thread: every request is a method, or a [`Work`] in turns. What
+//! clients may do by themselves is in [`crate::index`].
 //!
 //! ```text
 //! core     the state, and who its clients are
@@ -41,7 +41,7 @@ pub use answer::release::{EndingSession, Releasing};
 pub use answer::retrieve::Retrieving;
 pub use api::*;
 pub use books::index::Index;
-pub use books::policy::{EvictionPolicy, Lru, Place};
+pub use books::policy::{EvictionPolicy, Lru, Position};
 pub use books::registry::{MAX_DOMAIN_GROUPS, MAX_DOMAINS, MAX_PARTS, MAX_REGISTERED_PARTS};
 pub use books::reuse::MAX_REUSE_DOMAINS;
 pub use clients::{ClientGone, Disconnected, Register, Unregister};

@@ -15,8 +15,9 @@ pub enum Progress<T> {
 
 /// A request of the cache that may take more than one turn.
 ///
-/// Between two turns other requests change the cache: what was found earlier has to be looked at again before
-/// it is relied on. Work that is dropped half-way leaves the cache consistent; what it took for its client is the client's, and goes with it.
+/// Between two turns other requests change the cache: what was found earlier has to be looked at again before it is
+/// relied on. Work that is dropped half-way leaves the cache consistent; what it took for its client is the client's,
+/// and goes with it.
 pub trait Work {
     /// What it leads to.
     type Answer;

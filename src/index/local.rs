@@ -3,8 +3,8 @@
 //! Protocol: docs/shm-layout.md, "read".
 //!
 //! A reader finds what it wants, writes pin words, fences, and looks at every pinned record again. What is still there
-//! then stays: whoever evicts either sees the pin or had taken the record out before. Of a full-attention group only the
-//! deepest object is pinned, since what it hangs under goes after it.
+//! then stays: whoever evicts either sees the pin or had taken the record out before. Of a full-attention group only
+//! the deepest object is pinned, since what it hangs under goes after it.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -33,8 +33,8 @@ pub struct LocalAnswer {
     pub shortened: bool,
 }
 
-/// An object that a lookup names belongs to another domain than the shape says: the domain was given up meanwhile and has
-/// come back under another number.
+/// An object that a lookup names belongs to another domain than the shape says: the domain was given up meanwhile and
+/// has come back under another number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OtherDomain;
 
@@ -83,9 +83,9 @@ pub fn look_up<A: Access>(
 }
 
 /// Pins objects for reading and says where one part of each lies, as the server would; what is not there has
-/// incarnation 0. `domain` is the number that the domain's records carry, `kept_frames_max` how many frames all pins of the
-/// client may keep. The second value tells that something was left out for what the client's pins keep already. Nothing
-/// where pin words have run out.
+/// incarnation 0. `domain` is the number that the domain's records carry, `kept_frames_max` how many frames all pins
+/// of the client may keep. The second value tells that something was left out for what the client's pins keep already.
+/// Nothing where pin words have run out.
 pub fn retrieve<A: Access>(
     reader: &IndexReader<'_, A>,
     domain: u32,

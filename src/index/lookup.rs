@@ -1,8 +1,8 @@
 //! A lookup, whoever makes it: the server, in turns, or a client from its own memory, at once.
 //!
-//! It looks for what is there, from that it makes a plan, and pins the plan's objects. What was found in an earlier turn
-//! is looked at again before it is pinned, or after; what is pinned is not evicted. That all is still there is asked in the
-//! end. Where something has gone it plans anew with what is left, a few times, and then it is a miss.
+//! It looks for what is there, from that it makes a plan, and pins the plan's objects. What was found in an earlier
+//! turn is looked at again before it is pinned, or after; what is pinned is not evicted. That all is still there is
+//! asked in the end. Where something has gone it plans anew with what is left, a few times, and then it is a miss.
 
 use super::meter::Budget;
 use super::pins::{Pins, Role};

@@ -29,7 +29,7 @@ const EVICTED_REMEMBERED: usize = 16 * PIN_WORDS;
 
 #[derive(Debug)]
 struct Held {
-    session: u64,
+    label: u64,
     purpose: Use,
     words: Vec<u16>,
     kept: Kept,
@@ -111,9 +111,9 @@ impl PinWords {
         }
     }
 
-    /// Takes all pins of a session back.
-    pub fn end_session(&mut self, session: u64) {
-        let of_session = self.held.iter().filter(|(_, held)| held.session == session);
+    /// Takes all pins of a label back.
+    pub fn end_session(&mut self, label: u64) {
+        let of_session = self.held.iter().filter(|(_, held)| held.label == label);
         let ended: Vec<u64> = of_session.map(|(pin, _)| *pin).collect();
         ended.into_iter().for_each(|pin| self.release(pin));
     }
@@ -129,10 +129,10 @@ impl PinWords {
         self.kept_frames
     }
 
-    /// Writes a pin word for each record, then fences (SeqCst). The pin's number; nothing where words have run out and no
-    /// promise can go for it.
-    pub(crate) fn hold(&mut self, session: u64, records: &[u32], kept: Kept, purpose: Use) -> Option<u64> {
-        if !self.make_room(session, records.len()) {
+    /// Writes a pin word for each record, then fences (SeqCst). The pin's number; nothing where words have run out and
+    /// no promise can go for it.
+    pub(crate) fn hold(&mut self, label: u64, records: &[u32], kept: Kept, purpose: Use) -> Option<u64> {
+        if !self.make_room(label, records.len()) {
             return None;
         }
         let fresh = records.len().saturating_sub(self.free.len());
@@ -159,7 +159,7 @@ impl PinWords {
         // Pairs with the fence of an eviction between taking a record out and looking for pins.
         fence(Ordering::SeqCst);
         let held = Held {
-            session,
+            label,
             purpose,
             words,
             kept,
@@ -172,9 +172,10 @@ impl PinWords {
         PIN_WORDS - usize::from(self.high) + self.free.len()
     }
 
-    /// Lets promises go until there are so many free words: all of the session that has held one for the longest, then of
-    /// the next, and of the asking one its oldest at last. False, with nothing changed: all of them would not be enough.
-    fn make_room(&mut self, session: u64, words: usize) -> bool {
+    /// Lets promises go until there are so many free words: all of the label that has held one for the longest, then
+    /// of the next, and of the asking one its oldest at last. False, with nothing changed: all of them would not be
+    /// enough.
+    fn make_room(&mut self, label: u64, words: usize) -> bool {
         let free = self.free_words();
         if words <= free {
             return true;
@@ -182,23 +183,23 @@ impl PinWords {
         let mut promises: Vec<(u64, u64)> = Vec::new();
         let (mut words_of_promises, mut since) = (0, HashMap::new());
         for (&pin, held) in self.held.iter().filter(|(_, held)| held.purpose == Use::Promise) {
-            promises.push((pin, held.session));
+            promises.push((pin, held.label));
             words_of_promises += held.words.len();
-            let first = since.entry(held.session).or_insert(pin);
+            let first = since.entry(held.label).or_insert(pin);
             *first = pin.min(*first);
         }
         if words > free + words_of_promises {
             return false;
         }
-        promises.sort_by_key(|(pin, of)| (*of == session, since[of], *pin));
+        promises.sort_by_key(|(pin, of)| (*of == label, since[of], *pin));
         let mut last = None;
         for (pin, of) in promises {
-            let enough = if of == session {
+            let enough = if of == label {
                 words
             } else {
                 words.max(SPARE_WORDS)
             };
-            if self.free_words() >= enough && (of == session || last != Some(of)) {
+            if self.free_words() >= enough && (of == label || last != Some(of)) {
                 break;
             }
             last = Some(of);

@@ -26,15 +26,16 @@ pub(crate) trait Pins {
     /// What ends a read.
     type Error;
 
-    /// Begins anew, with nothing added. What is added will hang under these chunks of the anchor, or be one of them. Of a
-    /// trial it is only asked how much may be kept.
+    /// Begins anew, with nothing added. What is added will hang under these chunks of the anchor, or be one of them.
+    /// Of a trial it is only asked how much may be kept.
     fn begin(&mut self, chunks: &[Found], is_trial: bool);
 
-    /// Whether the chunks that were found at first need not be found again: either nothing has left the index since, or it
-    /// comes out later, by [`Pins::is_intact`].
+    /// Whether the chunks that were found at first need not be found again: either nothing has left the index since,
+    /// or it comes out later, by [`Pins::is_intact`].
     fn is_unchanged(&self) -> bool;
 
-    /// Adds an object with all that it hangs under. False, and then it is not added, when that is more than may be kept.
+    /// Adds an object with all that it hangs under. False, and then it is not added, when that is more than may be
+    /// kept.
     fn add(
         &mut self,
         found: &Found,

@@ -114,9 +114,9 @@ const AHEAD: usize = 8;
 /// Looks for what a request names, as far as it can matter for the longest hit.
 ///
 /// The anchor's record knows which other groups have an object of its key, so that a chunk costs one probe whatever
-/// the number of groups. Behind the first chunk that the anchor lacks nothing can be hit. A model that can resume inside any
-/// chunk names thousands of tails: only those of chunks are looked at whose record before knows of any or which need none,
-/// from the end, chunk by chunk, until a boundary is found.
+/// the number of groups. Behind the first chunk that the anchor lacks nothing can be hit. A model that can resume
+/// inside any chunk names thousands of tails: only those of chunks are looked at whose record before knows of any or
+/// which need none, from the end, chunk by chunk, until a boundary is found.
 pub(crate) struct Prober<'a, A: Access> {
     pub(crate) reader: &'a IndexReader<'a, A>,
     pub(crate) shape: &'a DomainShape,
@@ -180,7 +180,7 @@ impl<A: Access> Prober<'_, A> {
                 };
                 probed.anchors.push(Found::from(view));
                 probed.tails_behind.push(view.tails);
-                groups = anchor.bit | view.beside.below;
+                groups = anchor.bit | view.beside.groups;
                 for group in shape.groups.iter().filter(|g| g.bit & view.beside.holed != 0) {
                     meter.spend(OTHER);
                     if let Some(view) = self.has(key, group.group, shape.chunk_size, probed) {
@@ -315,9 +315,9 @@ impl<A: Access> Prober<'_, A> {
         }
     }
 
-    /// Bits of the tails that a hit may end with in a chunk of which full attention has everything. A state serves its own
-    /// end only. Attention and windows serve any end before theirs, so they need the whole chunk or some tail of it, unless
-    /// there is an end at which they need nothing.
+    /// Bits of the tails that a hit may end with in a chunk of which full attention has everything. A state serves its
+    /// own end only. Attention and windows serve any end before theirs, so they need the whole chunk or some tail of
+    /// it, unless there is an end at which they need nothing.
     fn ends_in(&self, chunk: u32, probed: &Probed) -> u32 {
         let before = chunk.checked_sub(1).map(|before| before as usize);
         let Some(tails) = before.and_then(|before| probed.tails_behind.get(before)) else {
@@ -342,7 +342,8 @@ impl<A: Access> Prober<'_, A> {
         }
     }
 
-    /// The first of these keys is looked up now, the others later: their lines come meanwhile, instead of one after another.
+    /// The first of these keys is looked up now, the others later: their lines come meanwhile, instead of one after
+    /// another.
     fn prefetch(&self, keys: &[ChunkKey], group: u16) {
         let id = |at: usize| keys.get(at).map(|key| ObjectId { key: *key, group });
         if let Some(id) = id(2 * AHEAD) {

@@ -26,7 +26,7 @@ pub const WORD_BODY: usize = 7;
 /// Index of the word of the domain and the first token that is held.
 pub const WORD_HELD: usize = 8;
 /// Index of the word of the groups beside it. It and the tails under it are all that changes while the record is live.
-pub const WORD_BESIDE: usize = 9;
+pub const WORD_COMPANIONS: usize = 9;
 /// Index of the first body word.
 const WORD_INLINE: usize = 10;
 
@@ -68,23 +68,23 @@ pub struct Holding {
 /// The groups that have a live object of the same key under a record, by their bits. Readers take it for a hint: they
 /// look each object up that they are going to load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Beside {
+pub struct Companions {
     /// Those groups.
-    pub below: u32,
+    pub groups: u32,
     /// Those of them whose object begins with holes.
     pub holed: u32,
 }
 
-impl Beside {
+impl Companions {
     /// The record's word.
     pub fn to_word(self) -> u64 {
-        u64::from(self.holed) << 32 | u64::from(self.below)
+        u64::from(self.holed) << 32 | u64::from(self.groups)
     }
 
     /// From the record's word.
     pub fn from_word(word: u64) -> Self {
         Self {
-            below: word as u32,
+            groups: word as u32,
             holed: (word >> 32) as u32,
         }
     }
@@ -174,9 +174,9 @@ pub struct RecordView {
     /// Frames of all parts.
     pub frames: u64,
     /// What hangs beside it.
-    pub beside: Beside,
-    /// Of a full chunk: which tails of the next one have a live object, bit `(tokens / alignment - 1) mod 32` of each. A hint
-    /// too.
+    pub beside: Companions,
+    /// Of a full chunk: which tails of the next one have a live object, bit `(tokens / alignment - 1) mod 32` of each.
+    /// A hint too.
     pub tails: u32,
     pub(crate) body: u64,
     pub(crate) inline: [u64; INLINE_WORDS],
@@ -197,7 +197,7 @@ impl RecordView {
             held_from: words[WORD_HELD] as u32,
             parts: (shape >> 16) as u16,
             frames: u64::from(words[WORD_FRAMES] as u32),
-            beside: Beside::from_word(words[WORD_BESIDE]),
+            beside: Companions::from_word(words[WORD_COMPANIONS]),
             tails: (words[WORD_FRAMES] >> 32) as u32,
             body: words[WORD_BODY],
             inline,

@@ -1,7 +1,7 @@
 //! A retrieve, whoever makes it: the server, in turns, or a client from its own memory, at once.
 //!
-//! Objects are pinned as they are found, so that none is evicted meanwhile; whether one has gone all the same is looked at
-//! in the end.
+//! Objects are pinned as they are found, so that none is evicted meanwhile; whether one has gone all the same is
+//! looked at in the end.
 
 use super::lookup::MAX_ROUNDS;
 use super::meter::Budget;
@@ -13,8 +13,8 @@ use crate::object::{Extent, PartLocation, RetrieveAnswer, RetrieveRequest};
 use crate::pool::body;
 use crate::shm::mapping::Access;
 
-/// Parts of a step: to find an object and what it keeps, to read eight words of where its parts lie, to make it the most
-/// recent.
+/// Parts of a step: to find an object and what it keeps, to read eight words of where its parts lie, to make it the
+/// most recent.
 const FIND: u32 = 16;
 const WORDS: u32 = 1;
 const TOUCH: u32 = 2;

@@ -4,10 +4,11 @@
 //! group has what a resume there needs. Attention and window groups may use the front of any object whose
 //! tokens are all in the prompt; a state serves only its exact end.
 //!
-//! The search goes from the end of a prompt to its start, up to the first boundary that can be served.
-//! A window may reach back to the start of the prompt, so a boundary is not looked at chunk by chunk: going down, each group
-//! remembers where the run of whole objects begins that it is in. All boundaries together cost what the prompt has chunks and
-//! tails, times the groups. [`Sweep`] and [`Naming`] keep their place, so that a long one can go on in another turn.
+//! The search goes from the end of a prompt to its start, up to the first boundary that can be served. A window may
+//! reach back to the start of the prompt, so a boundary is not looked at chunk by chunk: going down, each group
+//! remembers where the run of whole objects begins that it is in. All boundaries together cost what the prompt has
+//! chunks and tails, times the groups. [`Sweep`] and [`Naming`] keep their place, so that a long one can go on in
+//! another turn.
 
 use super::presence::{Limits, Load, Presence, Source, TailPresence};
 use crate::geometry::ObjectKind;
@@ -191,7 +192,8 @@ impl Sweep {
         }
     }
 
-    /// Also looks at boundaries in a chunk behind all that are known of, whose tails are looked up when they are needed.
+    /// Also looks at boundaries in a chunk behind all that are known of, whose tails are looked up when they are
+    /// needed.
     pub(crate) fn reach(&mut self, chunk: u64, limits: &Limits) {
         let rows = self.left.max(chunk + 1);
         self.left = rows.min(self.longest.div_ceil(limits.chunk_size));

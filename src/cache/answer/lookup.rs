@@ -57,7 +57,7 @@ impl Begun {
         Ok(Self {
             is_complete: domain.is_complete(),
             checked: 0,
-            keeping: Keeping::new(client, request.label, shape.kept_frames_max, &core.records),
+            keeping: Keeping::new(client, request.label, shape.kept_frames_max, &core.tree),
             looking: lookup::Looking::new(&shape, request),
             shape,
         })
@@ -94,7 +94,7 @@ impl Work for Looking<'_> {
             let mut pins = CountedPins {
                 keeping: &mut begun.keeping,
                 pins: &mut core.pins,
-                records: &mut core.records,
+                tree: &mut core.tree,
             };
             if !begun.looking.step(&question, &mut pins, &mut meter)? {
                 self.begun = Some(begun);

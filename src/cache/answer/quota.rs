@@ -8,7 +8,7 @@
 use crate::cache::api::ClientId;
 use crate::cache::books::pins::PinTable;
 use crate::cache::books::registry::Domain;
-use crate::cache::books::tree::Records;
+use crate::cache::books::tree::Tree;
 use crate::cache::books::trunks::Spot;
 use crate::cache::core::Core;
 use crate::cache::error::CoreError;
@@ -40,7 +40,7 @@ pub(crate) struct Keeping {
     ahead: u64,
     /// Frames that the client keeps without it.
     kept: u64,
-    /// Records that are pinned and not yet noted as the pin's; none between turns.
+    /// Tree that are pinned and not yet noted as the pin's; none between turns.
     unnamed: Vec<u32>,
     /// Something was noted as the pin's.
     is_used: bool,
@@ -60,13 +60,13 @@ impl Core {
 
     /// Whether a pin of the request form keeps a record from eviction.
     pub(crate) fn is_kept(&self, client: ClientId, record: u32) -> bool {
-        self.pins.keeps(client, record, &self.records.trunks)
+        self.pins.keeps(client, record, &self.tree.trunks)
     }
 }
 
 impl Keeping {
     /// Nothing yet, of at most `limit` frames with all that the client keeps besides.
-    pub(crate) fn new(client: ClientId, label: u64, limit: u64, records: &Records) -> Self {
+    pub(crate) fn new(client: ClientId, label: u64, limit: u64, records: &Tree) -> Self {
         Self {
             client,
             label,
@@ -88,7 +88,7 @@ impl Keeping {
 pub(crate) struct CountedPins<'a> {
     pub(crate) keeping: &'a mut Keeping,
     pub(crate) pins: &'a mut PinTable,
-    pub(crate) records: &'a mut Records,
+    pub(crate) tree: &'a mut Tree,
 }
 
 impl Pins for CountedPins<'_> {
@@ -98,11 +98,11 @@ impl Pins for CountedPins<'_> {
         let keeping = &mut *self.keeping;
         (keeping.pin, keeping.is_trial, keeping.is_used) = (0, is_trial, false);
         (keeping.pending, keeping.ahead) = (None, 0);
-        keeping.torn = self.records.torn();
+        keeping.torn = self.tree.torn();
     }
 
     fn is_unchanged(&self) -> bool {
-        self.records.gone() == self.keeping.gone
+        self.tree.gone() == self.keeping.gone
     }
 
     fn add(
@@ -123,7 +123,7 @@ impl Pins for CountedPins<'_> {
         }
         if !self.keeping.is_trial {
             meter.spend(pin);
-            self.records.pin(found.record);
+            self.tree.pin(found.record);
             self.keeping.unnamed.push(found.record);
         }
         Ok(true)
@@ -136,10 +136,7 @@ impl Pins for CountedPins<'_> {
         }
         let named = self.pins.name(keeping.client, keeping.pin, &keeping.unnamed);
         if named.is_err() {
-            keeping
-                .unnamed
-                .iter()
-                .for_each(|record| self.records.unpin(*record));
+            keeping.unnamed.iter().for_each(|record| self.tree.unpin(*record));
         }
         keeping.is_used |= named.is_ok();
         keeping.unnamed.clear();
@@ -157,16 +154,16 @@ impl Pins for CountedPins<'_> {
     }
 
     fn is_intact<A: Access>(&mut self, _: &IndexReader<'_, A>) -> bool {
-        let torn = std::mem::replace(&mut self.keeping.torn, self.records.torn());
+        let torn = std::mem::replace(&mut self.keeping.torn, self.tree.torn());
         torn == self.keeping.torn
     }
 
     fn touch(&mut self, record: u32) {
-        self.records.touch(record);
+        self.tree.touch(record);
     }
 
     fn give_back(&mut self, meter: &mut impl Budget) -> bool {
-        let (client, pin, records) = (self.keeping.client, self.keeping.pin, &mut *self.records);
+        let (client, pin, records) = (self.keeping.client, self.keeping.pin, &mut *self.tree);
         let is_gone = pin == 0 || self.pins.take(client, pin, meter, |record| records.unpin(record));
         if is_gone {
             self.keeping.pin = 0;
@@ -176,8 +173,8 @@ impl Pins for CountedPins<'_> {
 }
 
 impl CountedPins<'_> {
-    /// Keeps a live record with all that it hangs under, without pinning it. False, and then nothing is kept, when that is
-    /// too much.
+    /// Keeps a live record with all that it hangs under, without pinning it. False, and then nothing is kept, when
+    /// that is too much.
     fn keep(&mut self, record: u32) -> Result<bool, CoreError> {
         let client = self.keeping.client;
         if self.keeping.pin == 0 {
@@ -188,8 +185,8 @@ impl CountedPins<'_> {
         // A state stands beside the attention of its tail, which stands beside a chain.
         let (mut at, mut beside) = (Some(record), 0);
         let before = self.keeping.kept;
-        while let Some(record) = at.filter(|record| self.records.trunks.spot(*record).is_none()) {
-            let entry = *self.records.get(record);
+        while let Some(record) = at.filter(|record| self.tree.trunks.spot(*record).is_none()) {
+            let entry = *self.tree.get(record);
             self.pins.hold_beside(client, pin, record, entry.frames);
             beside += 1;
             at = entry.parent;
@@ -198,7 +195,7 @@ impl CountedPins<'_> {
             self.keeping.kept = self.pins.kept_frames(client);
         }
         let grows = self.keeping.kept > before;
-        let spot = at.and_then(|record| self.records.trunks.spot(record));
+        let spot = at.and_then(|record| self.tree.trunks.spot(record));
         let spot = spot.filter(|spot| !self.covers(*spot));
         if self.fits(spot, grows) {
             return Ok(true);
@@ -216,7 +213,7 @@ impl CountedPins<'_> {
         keeping.ahead = 0;
         if let Some(spot) = keeping.pending.take() {
             self.pins
-                .hold(keeping.client, keeping.pin, spot, &self.records.trunks);
+                .hold(keeping.client, keeping.pin, spot, &self.tree.trunks);
             keeping.kept = self.pins.kept_frames(keeping.client);
         }
     }
@@ -250,7 +247,7 @@ impl CountedPins<'_> {
         let kept = match spot {
             Some(spot) => self
                 .pins
-                .frames_with(self.keeping.client, spot, &self.records.trunks),
+                .frames_with(self.keeping.client, spot, &self.tree.trunks),
             None => noted,
         };
         // What is kept already is not refused, however much it is.

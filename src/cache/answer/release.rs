@@ -56,8 +56,8 @@ impl Core {
     ///
     /// # Errors
     /// [`CoreError::UnknownClient`].
-    pub fn end_session(&mut self, client: ClientId, session: u64) -> Result<(), CoreError> {
-        finish(self, EndingSession::new(client, session))
+    pub fn end_session(&mut self, client: ClientId, label: u64) -> Result<(), CoreError> {
+        finish(self, EndingSession::new(client, label))
     }
 
     /// Drops pins of a client, until there are none or the turn is over. Whether there are none.
@@ -73,7 +73,7 @@ impl Core {
 
     /// Drops a pin, or what the turn is long enough for. Whether it is gone.
     pub(crate) fn take_pin(&mut self, client: ClientId, pin: u64, meter: &mut Meter<'_>) -> bool {
-        let records = &mut self.records;
+        let records = &mut self.tree;
         self.pins.take(client, pin, meter, |record| records.unpin(record))
     }
 }
@@ -132,13 +132,13 @@ impl Work for Releasing<'_> {
 #[derive(Debug)]
 pub struct EndingSession {
     client: ClientId,
-    session: u64,
+    label: u64,
 }
 
 impl EndingSession {
     /// Of all pins of a client that have this label.
-    pub fn new(client: ClientId, session: u64) -> Self {
-        Self { client, session }
+    pub fn new(client: ClientId, label: u64) -> Self {
+        Self { client, label }
     }
 }
 
@@ -148,7 +148,7 @@ impl Work for EndingSession {
     fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<()>, CoreError> {
         core.client(self.client)?;
         let mut meter = Meter::new(turn);
-        while let Some(pin) = core.pins.of_session(self.client, self.session) {
+        while let Some(pin) = core.pins.of_label(self.client, self.label) {
             if !core.take_pin(self.client, pin, &mut meter) {
                 return Ok(Progress::More);
             }

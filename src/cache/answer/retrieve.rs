@@ -41,7 +41,7 @@ impl<'a> Retrieving<'a> {
         core.require_chunk_size()?;
         let (number, domain) = core.registry.find(&self.request.domain_seed)?;
         let limit = core.kept_frames_max(domain);
-        let keeping = Keeping::new(self.client, self.request.label, limit, &core.records);
+        let keeping = Keeping::new(self.client, self.request.label, limit, &core.tree);
         Ok((number, keeping))
     }
 
@@ -91,7 +91,7 @@ impl Work for Retrieving<'_> {
             let mut pins = CountedPins {
                 keeping: &mut keeping,
                 pins: &mut core.pins,
-                records: &mut core.records,
+                tree: &mut core.tree,
             };
             is_done = self.retrieving.step(&question, &mut pins, &mut meter)?;
         }

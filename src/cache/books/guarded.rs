@@ -1,24 +1,25 @@
-//! Records that are spared while space is made for one client.
+//! Tree that are spared while space is made for one client.
 
 use std::collections::HashSet;
 
-use super::tree::Records;
+use super::tree::Tree;
 
-/// Records that are spared for one need. Of longer chains it is the ends: what they hang under has children, and goes after them anyway.
+/// Tree that are spared for one need. Of longer chains it is the ends: what they hang under has children, and goes
+/// after them anyway.
 pub(crate) const MAX_GUARDED: usize = 1024;
-/// Records that are spared at once.
+/// Tree that are spared at once.
 pub(crate) const CLIMBED: usize = 32;
 
-/// Records that are spared, each with what stands beside it.
+/// Tree that are spared, each with what stands beside it.
 #[derive(Debug, Default)]
 pub(crate) struct Guards {
     records: HashSet<u32>,
 }
 
 impl Guards {
-    /// Adds some of these records as far as there is room, from this one on, and leaves what they hang under. When the last has
-    /// had its turn the first is next.
-    pub(crate) fn climb(&mut self, ends: &mut Vec<u32>, next: &mut usize, records: &Records) {
+    /// Adds some of these records as far as there is room, from this one on, and leaves what they hang under. When the
+    /// last has had its turn the first is next.
+    pub(crate) fn climb(&mut self, ends: &mut Vec<u32>, next: &mut usize, records: &Tree) {
         for _ in 0..CLIMBED {
             let Some(at) = ends.get_mut(*next) else {
                 *next = 0;
@@ -34,7 +35,7 @@ impl Guards {
 
     /// These records and what they hang under, as far up as there is room, from all of them alike.
     #[cfg(test)]
-    pub(crate) fn from_ends(ends: Vec<u32>, records: &Records) -> Self {
+    pub(crate) fn from_ends(ends: Vec<u32>, records: &Tree) -> Self {
         let mut guards = Self::default();
         let (mut ends, mut next) = (ends, 0);
         while !ends.is_empty() {
@@ -44,7 +45,7 @@ impl Guards {
     }
 
     /// Whether a record is one of them, or a window or state beside one.
-    pub(crate) fn spare(&self, record: u32, records: &Records) -> bool {
+    pub(crate) fn spare(&self, record: u32, records: &Tree) -> bool {
         if self.records.is_empty() {
             return false;
         }
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     /// A chain of so many records, each under the one before.
-    fn chain(records: &mut Records, length: u32) -> Vec<u32> {
+    fn chain(records: &mut Tree, length: u32) -> Vec<u32> {
         let mut parent = None;
         let one = |_| {
             let record = records.open(0, 1, parent, false).unwrap();
@@ -72,10 +73,10 @@ mod tests {
 
     #[test]
     fn ends_are_spared_with_what_they_hang_under_and_what_stands_beside() {
-        let mut records = Records::new(64);
+        let mut records = Tree::new(64);
         let spared = chain(&mut records, 3);
         let other = chain(&mut records, 2);
-        let state = |records: &mut Records, parent| {
+        let state = |records: &mut Tree, parent| {
             let record = records.open(0, 2, Some(parent), true).unwrap();
             records.publish(record, 1, 0, 0);
             record
@@ -94,7 +95,7 @@ mod tests {
 
     #[test]
     fn of_long_chains_the_ends_are_spared_of_all_alike() {
-        let mut records = Records::new(4 * MAX_GUARDED as u32);
+        let mut records = Tree::new(4 * MAX_GUARDED as u32);
         let long = chain(&mut records, 2 * MAX_GUARDED as u32);
         let short = chain(&mut records, 10);
         let guards = Guards::from_ends(vec![long[long.len() - 1], short[9]], &records);

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use crate::index::layout::{IndexLayout, SLOTS};
 use crate::index::reader::IndexReader;
 use crate::index::record::{
-    Beside, META_DEAD, META_UNSTABLE, RecordWords, WORD_BESIDE, WORD_FRAMES, WORD_META,
+    Companions, META_DEAD, META_UNSTABLE, RecordWords, WORD_COMPANIONS, WORD_FRAMES, WORD_META,
 };
 use crate::object::ObjectId;
 use crate::pool::body::CHAIN_WORDS;
@@ -112,11 +112,11 @@ impl Index {
     }
 
     /// Says what hangs beside a live record of `frames` frames, and which tails of the next chunk hang under it.
-    pub fn set_children(&self, record: u32, frames: u32, beside: Beside, tails: u32) {
+    pub fn set_companions(&self, record: u32, frames: u32, beside: Companions, tails: u32) {
         let at = self.layout.record_at(record);
         let word = u64::from(tails) << 32 | u64::from(frames);
         self.word(at + WORD_FRAMES * 8).store(word, Ordering::Relaxed);
-        self.word(at + WORD_BESIDE * 8)
+        self.word(at + WORD_COMPANIONS * 8)
             .store(beside.to_word(), Ordering::Relaxed);
     }
 

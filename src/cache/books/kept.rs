@@ -1,16 +1,17 @@
 //! What the pins of one client keep from eviction, each object once.
 //!
 //! A pin keeps what it names and all that this hangs under, which may be a hundred thousand chunks. Of each chain (see
-//! `trunks`) a client keeps a front, up to the furthest spot that a pin of it holds. So only spots are remembered: one for
-//! each chain of a pin and one for each chain that those hang under, with how many hold it. Objects that stand
+//! `trunks`) a client keeps a front, up to the furthest spot that a pin of it holds. So only spots are remembered: one
+//! for each chain of a pin and one for each chain that those hang under, with how many hold it. Objects that stand
 //! beside the chains are counted one by one.
 
 use std::collections::BTreeMap;
 
 use super::trunks::{Spot, Trunks};
 
-/// Chains between an object and the root of its tree that are followed. In a tree that branches more often on one path, what
-/// is above counts for each of the lowest of these chains anew: a client's share then seems larger than it is, never smaller.
+/// Chains between an object and the root of its tree that are followed. In a tree that branches more often on one
+/// path, what is above counts for each of the lowest of these chains anew: a client's share then seems larger than it
+/// is, never smaller.
 const CHAINS_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +23,7 @@ struct Chain {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Beside {
+struct Companions {
     pins: u32,
     /// As they were when it was first kept: what is added is what is taken off again.
     frames: u32,
@@ -31,11 +32,12 @@ struct Beside {
 /// What one client keeps.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// Trees and not hash tables: a client may keep a million objects, and a table of these that grows keeps everybody waiting.
+    /// Trees and not hash tables: a client may keep a million objects, and a table of these that grows keeps everybody
+    /// waiting.
     chains: BTreeMap<u32, Chain>,
     /// How often each spot is held.
     held: BTreeMap<Spot, u32>,
-    beside: BTreeMap<u32, Beside>,
+    beside: BTreeMap<u32, Companions>,
     frames: u64,
 }
 
@@ -108,7 +110,7 @@ impl Kept {
     pub(crate) fn hold_beside(&mut self, record: u32, frames: u32) {
         let entry = self.beside.entry(record).or_insert_with(|| {
             self.frames += u64::from(frames);
-            Beside { pins: 0, frames }
+            Companions { pins: 0, frames }
         });
         entry.pins += 1;
     }

@@ -17,7 +17,7 @@ const RECENT: usize = 8;
 
 #[derive(Debug)]
 struct Pin {
-    session: u64,
+    label: u64,
     records: Stack<u32>,
     /// What it holds of the chains, one for each chain in turn.
     spots: Stack<Spot>,
@@ -30,7 +30,7 @@ struct ClientPins {
     /// A tree: a hash table of 65,536 pins that grows keeps everybody waiting.
     pins: BTreeMap<u64, Pin>,
     /// Labels and pins.
-    sessions: BTreeSet<(u64, u64)>,
+    labels: BTreeSet<(u64, u64)>,
     objects: usize,
     kept: Kept,
 }
@@ -59,7 +59,7 @@ impl PinTable {
     ///
     /// # Errors
     /// [`CoreError::LimitExceeded`].
-    pub(crate) fn open(&mut self, client: ClientId, session: u64) -> Result<u64, CoreError> {
+    pub(crate) fn open(&mut self, client: ClientId, label: u64) -> Result<u64, CoreError> {
         let held = self.clients.get(&client).map_or(0, |c| c.pins.len());
         if held >= self.max_pins {
             return Err(limit("pins of one client", held + 1, self.max_pins));
@@ -67,9 +67,9 @@ impl PinTable {
         self.last += 1;
         let pin = self.last;
         let of_client = self.clients.entry(client).or_default();
-        of_client.sessions.insert((session, pin));
+        of_client.labels.insert((label, pin));
         let entry = Pin {
-            session,
+            label,
             records: Stack::default(),
             spots: Stack::default(),
             beside: Stack::default(),
@@ -178,20 +178,21 @@ impl PinTable {
         held.is_some_and(|c| c.pins.contains_key(&pin))
     }
 
-    /// A pin of a session, as long as there is one.
-    pub(crate) fn of_session(&self, client: ClientId, session: u64) -> Option<u64> {
+    /// A pin of a label, as long as there is one.
+    pub(crate) fn of_label(&self, client: ClientId, label: u64) -> Option<u64> {
         let held = self.clients.get(&client)?;
-        let mut pins = held.sessions.range((session, 0)..=(session, u64::MAX));
+        let mut pins = held.labels.range((label, 0)..=(label, u64::MAX));
         pins.next().map(|(_, pin)| *pin)
     }
 
     /// A pin of a client, as long as there is one.
     pub(crate) fn any(&self, client: ClientId) -> Option<u64> {
         let held = self.clients.get(&client)?;
-        held.sessions.first().map(|(_, pin)| *pin)
+        held.labels.first().map(|(_, pin)| *pin)
     }
 
-    /// Takes a pin back, until nothing is left of it or the turn is over. Each record is handed to `unpin`. Whether it is gone.
+    /// Takes a pin back, until nothing is left of it or the turn is over. Each record is handed to `unpin`. Whether it
+    /// is gone.
     pub(crate) fn take(
         &mut self,
         client: ClientId,
@@ -215,9 +216,9 @@ impl PinTable {
             } else if let Some(spot) = entry.spots.pop() {
                 held.kept.let_go(spot);
             } else {
-                let session = entry.session;
+                let label = entry.label;
                 held.pins.remove(&pin);
-                held.sessions.remove(&(session, pin));
+                held.labels.remove(&(label, pin));
                 if held.pins.is_empty() {
                     self.clients.remove(&client);
                 }
@@ -271,8 +272,8 @@ mod tests {
     const A: ClientId = ClientId { slab: 0, nonce: 1 };
     const B: ClientId = ClientId { slab: 0, nonce: 2 };
 
-    fn pin(table: &mut PinTable, client: ClientId, session: u64, records: &[u32]) -> u64 {
-        let pin = table.open(client, session).unwrap();
+    fn pin(table: &mut PinTable, client: ClientId, label: u64, records: &[u32]) -> u64 {
+        let pin = table.open(client, label).unwrap();
         table.name(client, pin, records).unwrap();
         table.close(client, pin);
         pin
@@ -289,19 +290,16 @@ mod tests {
     }
 
     #[test]
-    fn pins_are_ones_own_and_found_by_their_session() {
+    fn pins_are_ones_own_and_found_by_their_label() {
         let mut table = PinTable::new(4, 100);
         let one = pin(&mut table, A, 7, &[1, 2]);
         let two = pin(&mut table, A, 8, &[2]);
         let other = pin(&mut table, B, 7, &[3]);
         assert!(table.is_held(A, one) && !table.is_held(A, other) && !table.is_held(A, 99));
         assert!(take(&mut table, A, other).is_empty());
-        assert_eq!(
-            (table.of_session(A, 7), table.of_session(A, 9)),
-            (Some(one), None)
-        );
+        assert_eq!((table.of_label(A, 7), table.of_label(A, 9)), (Some(one), None));
         assert_eq!(take(&mut table, A, one), [1, 2]);
-        assert_eq!((table.of_session(A, 7), table.any(A)), (None, Some(two)));
+        assert_eq!((table.of_label(A, 7), table.any(A)), (None, Some(two)));
         assert_eq!(take(&mut table, A, two), [2]);
         assert_eq!((table.count(A), table.count(B)), (0, 1));
         assert_eq!(table.records().collect::<Vec<_>>(), [3]);

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use super::chunked::Chunked;
 
 /// Where a record stands: its rank, and its number where ranks are equal.
-pub type Place = (u64, u32);
+pub type Position = (u64, u32);
 
 /// Orders records for eviction. The caller says which records may go at all (unpinned leaves); the policy
 /// says in which order.
@@ -21,9 +21,9 @@ pub trait EvictionPolicy: Debug + Send {
     fn evictable(&mut self, record: u32, yes: bool);
     /// It is no object any more.
     fn removed(&mut self, record: u32);
-    /// The first that may go and stands at this place or behind it. Nothing changes: who looks for victims keeps its place,
-    /// and passes each that stays for its own reasons once.
-    fn first_from(&self, place: Place) -> Option<Place>;
+    /// The first that may go and stands at this place or behind it. Nothing changes: who looks for victims keeps its
+    /// place, and passes each that stays for its own reasons once.
+    fn first_from(&self, place: Position) -> Option<Position>;
     /// Where it stands: of two records the one with the lower rank goes first. `None` when it may not go.
     fn rank(&self, record: u32) -> Option<u64>;
 }
@@ -112,7 +112,7 @@ impl EvictionPolicy for Lru {
         *self.entry(record) = Entry::default();
     }
 
-    fn first_from(&self, place: Place) -> Option<Place> {
+    fn first_from(&self, place: Position) -> Option<Position> {
         self.order.range(place..).next().copied()
     }
 

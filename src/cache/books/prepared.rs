@@ -1,7 +1,8 @@
-//! What is done for a complete object before it becomes visible: its words in the chain blocks, the epochs of its frames.
+//! What is done for a complete object before it becomes visible: its words in the chain blocks, the epochs of its
+//! frames.
 //!
-//! Nobody looks at either before the record names them, so they are written piece by piece. What was taken for it is the
-//! incomplete object's until then, and goes with it.
+//! Nobody looks at either before the record names them, so they are written piece by piece. What was taken for it is
+//! the incomplete object's until then, and goes with it.
 
 use super::part::Part;
 use crate::object::Extent;

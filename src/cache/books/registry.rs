@@ -439,8 +439,8 @@ fn kind_numbers(kind: ObjectKind) -> (u64, u64) {
     }
 }
 
-/// Once all ranks have registered, each part of each group is one that some rank holds: an object of the others would never be
-/// whole.
+/// Once all ranks have registered, each part of each group is one that some rank holds: an object of the others would
+/// never be whole.
 fn check_parts(domain: &Domain, last: &Registration) -> Result<(), CoreError> {
     let known = |group: u16| {
         domain

@@ -6,7 +6,8 @@ use super::chunked::{Chunked, Queue};
 #[derive(Debug)]
 pub(crate) struct Condemned {
     pub(crate) record: u32,
-    /// What it hung under. That cannot go before this one is decided about: whatever is condemned later is decided about later.
+    /// What it hung under. That cannot go before this one is decided about: whatever is condemned later is decided
+    /// about later.
     pub(crate) parent: Option<u32>,
     /// Scans that had begun by then. Only a later one tells.
     pub(crate) after: u64,

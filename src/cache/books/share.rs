@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use crate::object::Extent;
 
-/// Credit that is held between stores takes at most this part of the pool, all clients together: nothing can be cached in it.
+/// Space that is held between stores takes at most this part of the pool, all clients together: nothing can be cached
+/// in it.
 const AHEAD_PART: u64 = 8;
 /// What one client holds while it stores takes at most this part of the pool, parts of incomplete objects included.
 const CLIENT_PART: u64 = 2;
@@ -19,7 +20,7 @@ pub(crate) enum Need {
     /// Something that is to be stored.
     Now,
     /// Stores to come. They take nothing that may be what comes next hangs under: no object that was published after so
-    /// many publications, and no partial that may yet be completed.
+    /// many publications, and no incomplete object that may yet be completed.
     Ahead {
         /// Publications before the commit that asks.
         published: u64,
@@ -36,13 +37,13 @@ pub(crate) struct Share {
     pub(crate) parts: u64,
     /// One full chunk of everything that it stores.
     pub(crate) chunk: u64,
-    /// Its credit.
-    pub(crate) credit: u64,
+    /// Its granted space.
+    pub(crate) granted: u64,
     /// Its parts of objects that are not complete.
-    pub(crate) in_partials: u64,
-    /// The credit of all clients.
-    pub(crate) all_credit: u64,
-    /// Credit and parts of all clients.
+    pub(crate) in_incomplete: u64,
+    /// The granted space of all clients.
+    pub(crate) all_granted: u64,
+    /// Granted space and parts of all clients.
     pub(crate) all: u64,
 }
 
@@ -52,13 +53,13 @@ impl Share {
         match need {
             Need::Ahead { .. } => {
                 let all = self.pool / AHEAD_PART;
-                let own = (all / self.storing.max(1)).saturating_sub(self.credit);
-                own.min(all.saturating_sub(self.all_credit))
+                let own = (all / self.storing.max(1)).saturating_sub(self.granted);
+                own.min(all.saturating_sub(self.all_granted))
             }
             Need::Now => {
-                let own = self.own().saturating_sub(self.credit + self.in_partials);
+                let own = self.own().saturating_sub(self.granted + self.in_incomplete);
                 let usual = own.min((self.pool * 3 / ALL_PART).saturating_sub(self.all));
-                usual.max(self.chunk.saturating_sub(self.credit + self.in_partials))
+                usual.max(self.chunk.saturating_sub(self.granted + self.in_incomplete))
             }
         }
     }
@@ -70,12 +71,12 @@ impl Share {
 
 /// A set of frames.
 #[derive(Debug, Default)]
-pub(crate) struct Credit {
+pub(crate) struct Granted {
     runs: BTreeMap<u32, u32>,
     frames: u64,
 }
 
-impl Credit {
+impl Granted {
     /// Number of frames.
     pub(crate) fn frames(&self) -> u64 {
         self.frames
@@ -142,9 +143,9 @@ mod tests {
         storing: 1,
         parts: 1,
         chunk: 32,
-        credit: 0,
-        in_partials: 0,
-        all_credit: 0,
+        granted: 0,
+        in_incomplete: 0,
+        all_granted: 0,
         all: 0,
     };
     const AHEAD: Need = Need::Ahead { published: 0 };
@@ -157,11 +158,25 @@ mod tests {
             ..NOTHING
         };
         assert_eq!(eight.room(AHEAD), 128);
-        assert_eq!(Share { credit: 100, ..eight }.room(AHEAD), 28);
-        assert_eq!(Share { credit: 200, ..eight }.room(AHEAD), 0);
+        assert_eq!(
+            Share {
+                granted: 100,
+                ..eight
+            }
+            .room(AHEAD),
+            28
+        );
+        assert_eq!(
+            Share {
+                granted: 200,
+                ..eight
+            }
+            .room(AHEAD),
+            0
+        );
         // Some still have what was fair when they were fewer.
         let late = Share {
-            all_credit: 1000,
+            all_granted: 1000,
             ..eight
         };
         assert_eq!(late.room(AHEAD), 24);
@@ -182,39 +197,39 @@ mod tests {
         let ranks = Share { parts: 4, ..NOTHING };
         assert_eq!(ranks.room(Need::Now), 1024);
         let waiting = Share {
-            in_partials: 1000,
-            credit: 10,
+            in_incomplete: 1000,
+            granted: 10,
             all: 1010,
             ..ranks
         };
         assert_eq!(waiting.room(Need::Now), 14);
         let first = Share {
-            credit: 10,
+            granted: 10,
             all: 8000,
             ..ranks
         };
         assert_eq!(first.room(Need::Now), 22, "one chunk, with what it has");
         let full = Share { all: 6144, ..NOTHING };
         assert_eq!(full.room(Need::Now), 32);
-        assert_eq!(Share { credit: 40, ..full }.room(Need::Now), 0);
+        assert_eq!(Share { granted: 40, ..full }.room(Need::Now), 0);
     }
 
     #[test]
     fn runs_are_cut_and_joined_runs_span() {
-        let mut credit = Credit::default();
-        credit.add(Extent::new(0, 10));
-        credit.add(Extent::new(10, 5));
-        credit.add(Extent::new(20, 5));
-        assert!(credit.contains(Extent::new(8, 7)));
-        assert!(!credit.remove(Extent::new(8, 8)));
-        assert_eq!(credit.frames(), 20);
-        assert!(credit.remove(Extent::new(8, 4)));
-        assert!(!credit.remove(Extent::new(8, 1)));
-        assert!(!credit.contains(Extent::new(3, 0)));
-        assert!(credit.remove(Extent::new(22, 1)));
+        let mut granted = Granted::default();
+        granted.add(Extent::new(0, 10));
+        granted.add(Extent::new(10, 5));
+        granted.add(Extent::new(20, 5));
+        assert!(granted.contains(Extent::new(8, 7)));
+        assert!(!granted.remove(Extent::new(8, 8)));
+        assert_eq!(granted.frames(), 20);
+        assert!(granted.remove(Extent::new(8, 4)));
+        assert!(!granted.remove(Extent::new(8, 1)));
+        assert!(!granted.contains(Extent::new(3, 0)));
+        assert!(granted.remove(Extent::new(22, 1)));
         let mut left = Vec::new();
-        while let Some(run) = credit.first() {
-            assert!(credit.remove(run));
+        while let Some(run) = granted.first() {
+            assert!(granted.remove(run));
             left.push(run);
         }
         assert_eq!(
@@ -226,6 +241,6 @@ mod tests {
                 Extent::new(23, 2)
             ]
         );
-        assert_eq!(credit.frames(), 0);
+        assert_eq!(granted.frames(), 0);
     }
 }

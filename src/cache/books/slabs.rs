@@ -110,8 +110,8 @@ impl Slabs {
             .collect()
     }
 
-    /// Reads at most so much of what a client has logged as touched since the last time, oldest first. How much that was.
-    /// Entries that were overwritten meanwhile are lost, which costs recency only.
+    /// Reads at most so much of what a client has logged as touched since the last time, oldest first. How much that
+    /// was. Entries that were overwritten meanwhile are lost, which costs recency only.
     pub(crate) fn read_touched(
         &mut self,
         slab: usize,

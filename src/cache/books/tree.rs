@@ -1,15 +1,15 @@
 //! What the server knows of each record beyond the shared words: its tree, its pins, whether it may go.
 //!
-//! Records form trees: a full-attention object hangs under the one of the chunk before, a window or a
+//! Tree form trees: a full-attention object hangs under the one of the chunk before, a window or a
 //! state under the full-attention object of its chunk. Only leaves go.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::chunked::Chunked;
-use super::policy::{EvictionPolicy, Lru, Place};
+use super::policy::{EvictionPolicy, Lru, Position};
 use super::trunks::Trunks;
-use crate::index::record::Beside;
+use crate::index::record::Companions;
 use crate::pool::RecordState;
 use crate::pool::body::NumberPool;
 
@@ -22,7 +22,7 @@ pub(crate) struct Record {
     pub(crate) domain: u32,
     /// The record that it hangs under.
     pub(crate) parent: Option<u32>,
-    /// Records that hang under it: live, limbo and partial ones.
+    /// Tree that hang under it: live, limbo and incomplete ones.
     pub(crate) children: u32,
     /// Pins of the request form.
     pub(crate) pins: u32,
@@ -33,8 +33,8 @@ pub(crate) struct Record {
     /// Bit of its group in its domain.
     pub(crate) bit: u32,
     /// What hangs beside it, as its record in the index says.
-    pub(crate) groups: Beside,
-    /// Whether it is one of `below` of its parent.
+    pub(crate) groups: Companions,
+    /// Whether it is one of the companions of its parent.
     pub(crate) beside: bool,
     /// Of a tail its bit in the word of the chunk before; 0 of what is none.
     pub(crate) tail: u32,
@@ -57,7 +57,7 @@ const NONE: u32 = u32::MAX;
 
 /// All records in use.
 #[derive(Debug)]
-pub(crate) struct Records {
+pub(crate) struct Tree {
     numbers: NumberPool,
     /// Takes memory as numbers come into use; an entry of a free number has the state `Free`.
     all: Chunked<Record>,
@@ -66,7 +66,7 @@ pub(crate) struct Records {
     tails: BTreeMap<(u32, u32), u32>,
     /// Those that are parked.
     parked: BTreeSet<u32>,
-    /// Records in limbo that nothing but a word of a slab may hold any more, since their last pin or the last that hung
+    /// Tree in limbo that nothing but a word of a slab may hold any more, since their last pin or the last that hung
     /// under them has gone.
     let_go: BTreeSet<u32>,
     limbo: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Records {
     pinned_frames: u64,
     /// Where full chunks stand in their trees.
     pub(crate) trunks: Trunks,
-    /// Records that have left the index, and of them those that a pin of the request form named.
+    /// Tree that have left the index, and of them those that a pin of the request form named.
     gone: u64,
     torn: u64,
 }
@@ -88,7 +88,7 @@ const UNUSED: Record = Record {
     frames: 0,
     held_from: 0,
     bit: 0,
-    groups: Beside { below: 0, holed: 0 },
+    groups: Companions { groups: 0, holed: 0 },
     beside: false,
     tail: 0,
     tails: 0,
@@ -100,7 +100,7 @@ const UNUSED: Record = Record {
     previous_sibling: NONE,
 };
 
-impl Records {
+impl Tree {
     /// Room for `total` records, none in use.
     pub(crate) fn new(total: u32) -> Self {
         Self {
@@ -143,12 +143,13 @@ impl Records {
         self.limbo
     }
 
-    /// Records that have left the index so far. As long as it stays the same, all that was found is there.
+    /// Tree that have left the index so far. As long as it stays the same, all that was found is there.
     pub(crate) fn gone(&self) -> u64 {
         self.gone
     }
 
-    /// Records that went while a pin of the request form named them. As long as it stays the same, all that is pinned is there.
+    /// Tree that went while a pin of the request form named them. As long as it stays the same, all that is pinned
+    /// is there.
     pub(crate) fn torn(&self) -> u64 {
         self.torn
     }
@@ -186,7 +187,7 @@ impl Records {
         }
         if let Some(parent) = parent {
             let entry = self.get_mut(parent);
-            entry.groups.below |= bit;
+            entry.groups.groups |= bit;
             entry.groups.holed |= if held_from > 0 { bit } else { 0 };
             // A superseded one may go again: what hangs under it can be moved.
             self.refresh(parent);
@@ -252,7 +253,7 @@ impl Records {
         self.get_mut(record).state = RecordState::Partial;
     }
 
-    /// The number is free again. A live record goes through [`Records::enter_limbo`] and [`Records::waste`] first.
+    /// The number is free again. A live record goes through [`Tree::enter_limbo`] and [`Tree::waste`] first.
     pub(crate) fn close(&mut self, record: u32) {
         debug_assert!(self.get(record).first_child == NONE);
         self.attach(record, None);
@@ -305,7 +306,7 @@ impl Records {
         self.get_mut(parent).children -= 1;
     }
 
-    /// One of those that hang under a record: live, limbo and partial ones.
+    /// One of those that hang under a record: live, limbo and incomplete ones.
     pub(crate) fn first_child(&self, record: u32) -> Option<u32> {
         Some(self.get(record).first_child).filter(|child| *child != NONE)
     }
@@ -323,7 +324,7 @@ impl Records {
         Some(self.get(record).next_sibling).filter(|next| *next != NONE)
     }
 
-    /// Hangs the record of a partial that was opened without a parent.
+    /// Hangs the record of an incomplete object that was opened without a parent.
     pub(crate) fn hang(&mut self, record: u32, parent: u32, beside: bool) {
         self.get_mut(record).beside = beside;
         self.attach(record, Some(parent));
@@ -337,8 +338,8 @@ impl Records {
         self.attach(record, parent);
     }
 
-    /// Of a tail: the record of the chunk before it, which speaks for it. A state or a window may have the attention of its
-    /// own tail between.
+    /// Of a tail: the record of the chunk before it, which speaks for it. A state or a window may have the attention
+    /// of its own tail between.
     pub(crate) fn chunk_before(&self, record: u32) -> Option<u32> {
         let entry = self.get(record);
         let parent = entry.parent.filter(|_| entry.tail != 0)?;
@@ -368,7 +369,7 @@ impl Records {
     fn leave(&mut self, entry: &Record) {
         if let Some(parent) = entry.parent.filter(|_| entry.beside) {
             let parent = self.get_mut(parent);
-            parent.groups.below &= !entry.bit;
+            parent.groups.groups &= !entry.bit;
             parent.groups.holed &= !entry.bit;
         }
     }
@@ -410,17 +411,17 @@ impl Records {
     }
 
     /// The next record to go from a place in the order on.
-    pub(crate) fn victim_from(&self, place: Place) -> Option<Place> {
+    pub(crate) fn victim_from(&self, place: Position) -> Option<Position> {
         self.policy.first_from(place)
     }
 
     /// Where a record stands that may go.
-    pub(crate) fn place_of(&self, record: u32) -> Option<Place> {
+    pub(crate) fn position_of(&self, record: u32) -> Option<Position> {
         self.policy.rank(record).map(|rank| (rank, record))
     }
 
-    /// A word of a slab pins it: it does not go before [`Records::unpark`]. So victims that stay are met once, not by each
-    /// who looks for some.
+    /// A word of a slab pins it: it does not go before [`Tree::unpark`]. So victims that stay are met once, not by
+    /// each who looks for some.
     pub(crate) fn park(&mut self, record: u32) {
         self.get_mut(record).parked = true;
         self.parked.insert(record);
@@ -453,7 +454,7 @@ impl Records {
         ranked.min().map(|(_, record)| record)
     }
 
-    /// Records in use.
+    /// Tree in use.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Record)> + '_ {
         self.all.iter().filter(|(_, r)| r.state != RecordState::Free)
     }
@@ -467,7 +468,7 @@ impl Records {
     /// it can be hung under its parent, for a state stays useful without the attention bytes of its tail.
     pub(crate) fn may_go(&self, record: u32) -> bool {
         let entry = self.get(record);
-        let movable = entry.superseded && entry.children == entry.groups.below.count_ones();
+        let movable = entry.superseded && entry.children == entry.groups.groups.count_ones();
         let held = entry.pins > 0 || entry.parked;
         entry.state == RecordState::Live && !held && (entry.children == 0 || movable)
     }

@@ -1,9 +1,10 @@
 //! How objects hang in long chains, so that what a pin keeps is told without walking to the start of the prompt.
 //!
-//! Full chunks of full attention form trees; a prompt is a path from a root. The records of a path are cut into chains: an
-//! object continues the chain of the one that it hangs under, or begins one if another does that already. On its chain an
-//! object stands at a spot, the frames from the root of the tree up to its own: all that it hangs under on the same chain
-//! stand before it. Tails, windows and states stand beside these, and nothing but each other hangs under them.
+//! Full chunks of full attention form trees; a prompt is a path from a root. The records of a path are cut into
+//! chains: an object continues the chain of the one that it hangs under, or begins one if another does that already.
+//! On its chain an object stands at a spot, the frames from the root of the tree up to its own: all that it hangs
+//! under on the same chain stand before it. Tails, windows and states stand beside these, and nothing but each other
+//! hangs under them.
 
 use super::chunked::Chunked;
 

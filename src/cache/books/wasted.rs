@@ -1,6 +1,6 @@
 //! What is no object any more and is yet to become free.
 
-use super::incomplete::Partial;
+use super::incomplete::Incomplete;
 use super::part::Part;
 use crate::object::Extent;
 use crate::pool::PoolError;
@@ -24,8 +24,8 @@ pub(crate) enum Runs {
 pub(crate) struct Waste {
     pub(crate) record: u32,
     pub(crate) runs: Runs,
-    /// Its frames still have epochs. Readers look at the first frame of a part only, so all of them lose theirs before any
-    /// becomes free.
+    /// Its frames still have epochs. Readers look at the first frame of a part only, so all of them lose theirs before
+    /// any becomes free.
     pub(crate) epochs: bool,
     /// What is left of a run.
     pub(crate) run: Option<Extent>,
@@ -45,9 +45,9 @@ impl Waste {
     }
 
     /// An object that was incomplete.
-    pub(crate) fn of_partial(partial: Partial) -> Self {
-        let record = partial.record;
-        let (parts, blocks) = partial.into_rest();
+    pub(crate) fn of_incomplete(incomplete: Incomplete) -> Self {
+        let record = incomplete.record;
+        let (parts, blocks) = incomplete.into_rest();
         Self {
             record,
             epochs: blocks.is_some(),

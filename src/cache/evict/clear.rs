@@ -1,6 +1,6 @@
 //! Everything that may go goes.
 
-use super::ends::{EndPartial, Later};
+use super::ends::{EndIncomplete, LaterParts};
 use super::space::Space;
 use crate::cache::core::Core;
 use crate::cache::error::CoreError;
@@ -10,9 +10,9 @@ use crate::index::turn::Turn;
 /// [`Core::clear`] in turns.
 #[derive(Debug)]
 pub struct Clear {
-    /// The youngest partial that goes.
+    /// The youngest incomplete object that goes.
     youngest: u64,
-    ending: Option<EndPartial>,
+    ending: Option<EndIncomplete>,
     space: Option<Space>,
 }
 
@@ -20,7 +20,7 @@ impl Clear {
     /// What is there now goes.
     pub fn new(core: &Core) -> Self {
         Self {
-            youngest: core.partials.last_seq(),
+            youngest: core.incomplete.last_seq(),
             ending: None,
             space: None,
         }
@@ -46,8 +46,8 @@ impl Work for Clear {
                 });
             }
             // The youngest first, so that most have nothing under them.
-            let next = core.partials.youngest(self.youngest);
-            match next.and_then(|(key, _)| EndPartial::new(core, key, Later::TurnedAway)) {
+            let next = core.incomplete.youngest(self.youngest);
+            match next.and_then(|(key, _)| EndIncomplete::new(core, key, LaterParts::Refused)) {
                 Some(ending) => self.ending = Some(ending),
                 None => self.space = Some(Space::all(core)),
             }
@@ -56,7 +56,7 @@ impl Work for Clear {
 }
 
 impl Core {
-    /// Drops every unpinned object and all partials. Returns how many objects went.
+    /// Drops every unpinned object and all incomplete objects. Returns how many objects went.
     ///
     /// # Errors
     /// [`CoreError::Pool`] when the books are wrong.

@@ -1,11 +1,11 @@
-//! Making space: which objects and partials go, and how their frames become free.
+//! Making space: which objects and incomplete objects go, and how their frames become free.
 //!
 //! Protocol: docs/shm-layout.md, "evict".
 //!
-//! A batch takes leaves, and those that become leaves by it. A reader's pin that is seen before costs
-//! nothing; one that is seen only after the object was taken out of the index keeps the object's frames, and
-//! those of everything it hangs under, in limbo until the pin is gone. Between two turns nothing is halfway: what was taken out
-//! waits in the core for the next scan of the pins, whoever makes it.
+//! A batch takes leaves, and those that become leaves by it. A reader's pin that is seen before costs nothing; one
+//! that is seen only after the object was taken out of the index keeps the object's frames, and those of everything it
+//! hangs under, in limbo until the pin is gone. Between two turns nothing is halfway: what was taken out waits in the
+//! core for the next scan of the pins, whoever makes it.
 
 use crate::cache::api::ClientId;
 use crate::cache::books::share::Need;
@@ -36,7 +36,7 @@ impl Core {
 
     /// Reads a little of what a client has touched. How many entries.
     pub(crate) fn read_touched(&mut self, turn: &mut Turn, slab: usize, most: usize) -> usize {
-        let records = &mut self.records;
+        let records = &mut self.tree;
         let total = self.pool.frames();
         let read = self
             .slabs
@@ -52,36 +52,37 @@ impl Core {
         self.sweep_now()
     }
 
-    /// Takes an object out of the index and out of the tree. Whether its frames become free is decided by the next scan.
+    /// Takes an object out of the index and out of the tree. Whether its frames become free is decided by the next
+    /// scan.
     pub(crate) fn condemn(&mut self, record: u32) -> Result<(), CoreError> {
         let id = self.id_of(record)?;
         self.move_children_up(record, &id)?;
-        let parent = self.records.get(record).parent;
-        let chunk_before = self.records.chunk_before(record);
+        let parent = self.tree.get(record).parent;
+        let chunk_before = self.tree.chunk_before(record);
         self.index.kill(record, &id);
-        self.records.enter_limbo(record);
+        self.tree.enter_limbo(record);
         self.pool.directory.set_state(record, RecordState::Limbo);
-        self.show_children(parent);
-        self.show_children(chunk_before);
-        self.records.attach(record, None);
+        self.show_companions(parent);
+        self.show_companions(chunk_before);
+        self.tree.attach(record, None);
         self.sweep.condemn(record, parent);
         self.counters.evicted_objects += 1;
         Ok(())
     }
 
     /// Has the index say what hangs beside a record, and which tails of the next chunk are there.
-    pub(crate) fn show_children(&self, record: Option<u32>) {
+    pub(crate) fn show_companions(&self, record: Option<u32>) {
         if let Some(record) = record {
-            let entry = self.records.get(record);
+            let entry = self.tree.get(record);
             self.index
-                .set_children(record, entry.frames, entry.groups, entry.tails);
+                .set_companions(record, entry.frames, entry.groups, entry.tails);
         }
     }
 
     /// Of a superseded tail: hangs the states and windows of its key under its parent.
     fn move_children_up(&mut self, record: u32, id: &ObjectId) -> Result<(), CoreError> {
-        let entry = *self.records.get(record);
-        let mut below = entry.groups.below;
+        let entry = *self.tree.get(record);
+        let mut below = entry.groups.groups;
         while below != 0 {
             let bit = below & below.wrapping_neg();
             below &= !bit;
@@ -95,7 +96,7 @@ impl Core {
                 a: record.into(),
                 b: bit.into(),
             })?;
-            self.records.move_up(child, entry.parent);
+            self.tree.move_up(child, entry.parent);
             let parent = entry.parent.map(|p| self.parent_words(p)).transpose()?;
             self.pool.directory.set_parent(child, parent)?;
         }
@@ -106,17 +107,17 @@ impl Core {
     pub(crate) fn free_object(&mut self, turn: &mut Turn, record: u32) -> Result<(), CoreError> {
         turn.spend(FREE_STEPS);
         let body = self.pool.directory.walk(record)?;
-        let frames = self.records.get(record).frames;
+        let frames = self.tree.get(record).frames;
         self.pool.directory.set_state(record, RecordState::Partial);
         self.pool.hold_for_waste(frames.into())?;
-        self.records.waste(record);
+        self.tree.waste(record);
         self.waste.push_back(Waste::of_object(record, body));
         self.free_waste(turn).map(drop)
     }
 
     pub(crate) fn close_record(&mut self, record: u32) {
-        let domain = self.records.get(record).domain;
-        self.records.close(record);
+        let domain = self.tree.get(record).domain;
+        self.tree.close(record);
         self.registry.record_closed(domain);
     }
 

@@ -1,6 +1,6 @@
 //! Objects whose bytes a reader found wrong.
 
-use super::ends::{EndPartial, Later};
+use super::ends::{EndIncomplete, LaterParts};
 use crate::cache::api::ClientId;
 use crate::cache::core::Core;
 use crate::cache::error::CoreError;
@@ -31,7 +31,7 @@ pub struct Discard<'a> {
     left: &'a [(ObjectId, u64)],
     begun: bool,
     tree: Option<Tree>,
-    ending: Option<EndPartial>,
+    ending: Option<EndIncomplete>,
     /// The scan that decides about what went.
     scan: Option<u64>,
 }
@@ -70,7 +70,7 @@ impl Work for Discard<'_> {
                 }
             } else if let Some(tree) = &mut self.tree {
                 match tree.step(core, turn)? {
-                    Some(Next::Partial(ending)) => self.ending = Some(ending),
+                    Some(Next::Incomplete(ending)) => self.ending = Some(ending),
                     Some(Next::Gone) => self.tree = None,
                     None => {}
                 }
@@ -92,7 +92,7 @@ impl Work for Discard<'_> {
                     self.tree = Some(Tree {
                         root,
                         at: root,
-                        child: core.records.first_child(view.record),
+                        child: core.tree.first_child(view.record),
                     });
                     core.counters.discarded_objects += 1;
                 }
@@ -107,7 +107,7 @@ impl Work for Discard<'_> {
 /// What comes up in a tree.
 enum Next {
     /// An incomplete object, which ends: what it hangs under goes.
-    Partial(EndPartial),
+    Incomplete(EndIncomplete),
     /// All of it has gone.
     Gone,
 }
@@ -123,23 +123,24 @@ impl Tree {
                 return Ok(Some(Next::Gone));
             }
             self.at = self.root;
-            self.child = core.records.first_child(self.root.0);
+            self.child = core.tree.first_child(self.root.0);
             return Ok(None);
         }
         let child = self
             .child
-            .filter(|child| core.records.get(*child).parent == Some(record));
+            .filter(|child| core.tree.get(*child).parent == Some(record));
         if let Some(child) = child {
-            self.child = core.records.next_sibling(child);
-            match core.records.get(child).state {
+            self.child = core.tree.next_sibling(child);
+            match core.tree.get(child).state {
                 RecordState::Live => {
                     self.at = (child, core.pool.directory.shared_words(child)?[WORD_META]);
-                    self.child = core.records.first_child(child);
+                    self.child = core.tree.first_child(child);
                 }
                 RecordState::Partial => {
-                    let partial = core.partials.of_record(child);
-                    let ending = partial.and_then(|(key, _)| EndPartial::new(core, key, Later::TurnedAway));
-                    return Ok(ending.map(Next::Partial));
+                    let incomplete = core.incomplete.of_record(child);
+                    let ending =
+                        incomplete.and_then(|(key, _)| EndIncomplete::new(core, key, LaterParts::Refused));
+                    return Ok(ending.map(Next::Incomplete));
                 }
                 // It stays for its reader.
                 RecordState::Limbo | RecordState::Free => {}
@@ -148,11 +149,11 @@ impl Tree {
         }
         if self.child.is_some() {
             // It does not hang here any more: look at all that does.
-            self.child = core.records.first_child(record);
+            self.child = core.tree.first_child(record);
             return Ok(None);
         }
-        let entry = core.records.get(record);
-        let (parent, next) = (entry.parent, core.records.next_sibling(record));
+        let entry = core.tree.get(record);
+        let (parent, next) = (entry.parent, core.tree.next_sibling(record));
         turn.spend(CONDEMN_STEPS);
         core.condemn(record)?;
         if self.at == self.root {
@@ -169,8 +170,8 @@ impl Tree {
 
 impl Core {
     /// Takes objects out of the index, and with each all that hangs under it: nothing below it can be reached without
-    /// it. Their space is free once nobody reads them. An object that is not there any more, or was stored anew since it
-    /// was read, is left alone.
+    /// it. Their space is free once nobody reads them. An object that is not there any more, or was stored anew since
+    /// it was read, is left alone.
     ///
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::NotRegistered`], [`CoreError::UnknownClient`].
@@ -185,7 +186,7 @@ impl Core {
 
     /// Whether a record is a live object of that incarnation.
     pub(crate) fn is_incarnation(&self, record: u32, incarnation: u64) -> Result<bool, CoreError> {
-        let live = self.records.get(record).state == RecordState::Live;
+        let live = self.tree.get(record).state == RecordState::Live;
         Ok(live && self.pool.directory.shared_words(record)?[WORD_META] == incarnation)
     }
 }

@@ -1,64 +1,65 @@
-//! How partials end, with all that hangs under them.
+//! How incomplete objects end, with all that hangs under them.
 //!
-//! One after another, from the ends of the trees up, so that between any two everything is as if no more had been meant to end.
+//! One after another, from the ends of the trees up, so that between any two everything is as if no more had been
+//! meant to end.
 
 use crate::cache::api::ClientId;
-use crate::cache::books::incomplete::{Partial, PartialKey};
+use crate::cache::books::incomplete::{Incomplete, IncompleteKey};
 use crate::cache::books::wasted::Waste;
 use crate::cache::core::Core;
 use crate::cache::error::CoreError;
 use crate::index::turn::Turn;
 
-/// A partial is abandoned, and ends also without need, after so many commits: more than the steps by which the stages of a
-/// pipeline are apart.
+/// An incomplete object is abandoned, and ends also without need, after so many commits: more than the steps by which
+/// the stages of a pipeline are apart.
 const ABANDONED_COMMITS: u64 = 64;
-/// Steps that it takes to end a partial, besides those for its frames and runs.
+/// Steps that it takes to end an incomplete object, besides those for its frames and runs.
 const END_STEPS: u32 = 40;
-/// Parts of a partial that are noted in one step.
+/// Parts of an incomplete object that are noted in one step.
 const PARTS_PER_STEP: u32 = 8;
 /// Steps of forgetting a mark of one that has ended.
 const FORGET_STEPS: u32 = 3;
 
-/// Whether parts of an ended partial that have yet to come are turned away.
+/// Whether parts of an ended incomplete object that have yet to come are turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Later {
+pub(crate) enum LaterParts {
     /// They begin the object anew.
-    Welcome,
+    BeginAnew,
     /// They are turned away: the object would never be complete.
-    TurnedAway,
+    Refused,
     /// As before, and this part, which will not come, counts as having come.
-    SkippedBy(u16),
+    RefusedAndSkipped(u16),
 }
 
-/// Ends a partial and everything that hangs under it: their frames are free again.
+/// Ends an incomplete object and everything that hangs under it: their frames are free again.
 #[derive(Debug)]
-pub(crate) struct EndPartial {
-    key: PartialKey,
+pub(crate) struct EndIncomplete {
+    key: IncompleteKey,
     /// Its age, which tells it from a later one of the same name; its record and who began it.
     seq: u64,
     record: u32,
     opened_by: ClientId,
-    later: Later,
-    /// Where in its tree we are: a record, and the age of its partial.
+    later: LaterParts,
+    /// Where in its tree we are: a record, and the age of its incomplete object.
     at: (u32, u64),
 }
 
-impl EndPartial {
-    /// Nothing where there is no such partial.
-    pub(crate) fn new(core: &Core, key: &PartialKey, later: Later) -> Option<Self> {
-        let partial = core.partials.get(key)?;
+impl EndIncomplete {
+    /// Nothing where there is no such incomplete object.
+    pub(crate) fn new(core: &Core, key: &IncompleteKey, later: LaterParts) -> Option<Self> {
+        let incomplete = core.incomplete.get(key)?;
         Some(Self {
             key: *key,
-            seq: partial.seq,
-            record: partial.record,
-            opened_by: partial.opened.0,
+            seq: incomplete.seq,
+            record: incomplete.record,
+            opened_by: incomplete.opened.0,
             later,
-            at: (partial.record, partial.seq),
+            at: (incomplete.record, incomplete.seq),
         })
     }
 
     /// Who began it, and its age.
-    pub(crate) fn place(&self) -> (ClientId, u64) {
+    pub(crate) fn opened(&self) -> (ClientId, u64) {
         (self.opened_by, self.seq)
     }
 
@@ -68,7 +69,7 @@ impl EndPartial {
             if !core.free_waste(turn)? {
                 return Ok(false);
             }
-            if core.partials.get(&self.key).is_none_or(|p| p.seq != self.seq) {
+            if core.incomplete.get(&self.key).is_none_or(|p| p.seq != self.seq) {
                 return Ok(true);
             }
             if turn.is_over() {
@@ -76,14 +77,15 @@ impl EndPartial {
             }
             turn.spend(1);
             let (record, seq) = self.at;
-            let Some((key, partial)) = core.partials.of_record(record).filter(|(_, p)| p.seq == seq) else {
+            let Some((key, incomplete)) = core.incomplete.of_record(record).filter(|(_, p)| p.seq == seq)
+            else {
                 // It has ended some other way.
                 self.at = (self.record, self.seq);
                 continue;
             };
-            if let Some(child) = core.records.first_child(record) {
-                let below = core.partials.of_record(child).ok_or(CoreError::Broken {
-                    what: "something other than a partial hangs under one",
+            if let Some(child) = core.tree.first_child(record) {
+                let below = core.incomplete.of_record(child).ok_or(CoreError::Broken {
+                    what: "something other than an incomplete object hangs under one",
                     a: record.into(),
                     b: child.into(),
                 })?;
@@ -91,9 +93,9 @@ impl EndPartial {
                 continue;
             }
             let key = *key;
-            turn.spend(END_STEPS + partial.parts().len() as u32 / PARTS_PER_STEP);
-            let parent = core.records.get(record).parent;
-            let above = parent.and_then(|parent| Some((parent, core.partials.of_record(parent)?.1.seq)));
+            turn.spend(END_STEPS + incomplete.parts().len() as u32 / PARTS_PER_STEP);
+            let parent = core.tree.get(record).parent;
+            let above = parent.and_then(|parent| Some((parent, core.incomplete.of_record(parent)?.1.seq)));
             let root = seq == self.seq;
             core.end_leaf(&key, self.later, root);
             self.at = above.unwrap_or((self.record, self.seq));
@@ -109,7 +111,7 @@ pub(crate) struct EndEngine {
     domain: u32,
     /// The youngest that ends: its ranks may begin anew meanwhile.
     youngest: u64,
-    ending: Option<EndPartial>,
+    ending: Option<EndIncomplete>,
 }
 
 impl EndEngine {
@@ -118,7 +120,7 @@ impl EndEngine {
         Self {
             instance,
             domain,
-            youngest: core.partials.last_seq(),
+            youngest: core.incomplete.last_seq(),
             ending: None,
         }
     }
@@ -138,9 +140,9 @@ impl EndEngine {
             }
             turn.spend(1);
             // The youngest first, so that most have nothing under them.
-            if let Some((key, _)) = core.partials.youngest_of(engine, self.youngest) {
-                self.ending = EndPartial::new(core, key, Later::Welcome);
-            } else if core.partials.forget_one(engine, self.youngest) {
+            if let Some((key, _)) = core.incomplete.youngest_of(engine, self.youngest) {
+                self.ending = EndIncomplete::new(core, key, LaterParts::BeginAnew);
+            } else if core.incomplete.forget_one(engine, self.youngest) {
                 turn.spend(FORGET_STEPS);
             } else {
                 return Ok(true);
@@ -149,19 +151,19 @@ impl EndEngine {
     }
 }
 
-/// Other engines' partials of an object that is complete now: their space returns, and what hangs under them hangs under
-/// the object. Those of another domain can never have the name, and end with all that hangs under them.
+/// Other engines' incomplete objects of an object that is complete now: their space returns, and what hangs under them
+/// hangs under the object. Those of another domain can never have the name, and end with all that hangs under them.
 #[derive(Debug)]
 pub(crate) struct EndRivals {
-    winner: PartialKey,
+    winner: IncompleteKey,
     /// The object's record and its incarnation.
     record: u32,
     incarnation: u64,
-    ending: Option<EndPartial>,
+    ending: Option<EndIncomplete>,
 }
 
 impl EndRivals {
-    pub(crate) fn new(winner: PartialKey, record: u32, incarnation: u64) -> Self {
+    pub(crate) fn new(winner: IncompleteKey, record: u32, incarnation: u64) -> Self {
         Self {
             winner,
             record,
@@ -183,57 +185,57 @@ impl EndRivals {
                 return Ok(false);
             }
             turn.spend(1);
-            // What was published may be gone again, and then partials of the name are nobody's rivals.
+            // What was published may be gone again, and then incomplete objects of the name are nobody's rivals.
             if !core.is_incarnation(self.record, self.incarnation)? {
                 return Ok(true);
             }
-            let Some(rival) = core.partials.rival_of(&self.winner).copied() else {
+            let Some(rival) = core.incomplete.rival_of(&self.winner).copied() else {
                 return Ok(true);
             };
-            let old = core.partials.get(&rival).map(|partial| partial.record);
-            let child = old.and_then(|old| core.records.first_child(old));
+            let old = core.incomplete.get(&rival).map(|incomplete| incomplete.record);
+            let child = old.and_then(|old| core.tree.first_child(old));
             match child.filter(|_| rival.domain == self.winner.domain) {
                 Some(child) => {
                     turn.spend(1);
-                    core.records.attach(child, Some(self.record));
+                    core.tree.attach(child, Some(self.record));
                 }
-                None => self.ending = EndPartial::new(core, &rival, Later::TurnedAway),
+                None => self.ending = EndIncomplete::new(core, &rival, LaterParts::Refused),
             }
         }
     }
 }
 
 impl Core {
-    /// Ends one partial that nothing hangs under. Its frames wait to become free.
-    fn end_leaf(&mut self, key: &PartialKey, later: Later, root: bool) {
-        let Some(partial) = self.partials.take(key) else {
+    /// Ends one incomplete object that nothing hangs under. Its frames wait to become free.
+    fn end_leaf(&mut self, key: &IncompleteKey, later: LaterParts, root: bool) {
+        let Some(incomplete) = self.incomplete.take(key) else {
             return;
         };
-        self.records.attach(partial.record, None);
+        self.tree.attach(incomplete.record, None);
         self.counters.ended_partials += 1;
-        if later != Later::Welcome {
-            let mut seen = partial.seen();
-            if let (Later::SkippedBy(part), true) = (later, root) {
+        if later != LaterParts::BeginAnew {
+            let mut seen = incomplete.seen();
+            if let (LaterParts::RefusedAndSkipped(part), true) = (later, root) {
                 seen.note(part);
             }
-            self.partials.mark_ended(*key, seen);
+            self.incomplete.mark_ended(*key, seen);
         }
-        self.waste.push_back(Waste::of_partial(partial));
+        self.waste.push_back(Waste::of_incomplete(incomplete));
     }
 
-    /// Whether the client that began a partial has committed that often since, or is gone.
-    pub(crate) fn has_waited(&self, partial: &Partial, commits: u64) -> bool {
-        let (client, opened) = partial.opened;
+    /// Whether the client that began an incomplete object has committed that often since, or is gone.
+    pub(crate) fn has_waited(&self, incomplete: &Incomplete, commits: u64) -> bool {
+        let (client, opened) = incomplete.opened;
         self.client(client)
             .map_or(true, |c| c.commits - opened >= commits)
     }
 
-    /// The oldest partial that a client has begun, if it is abandoned: nobody will complete it, but for a later computation of
-    /// the same, whose parts it must not be mixed with.
-    pub(crate) fn abandoned_by(&self, client: ClientId) -> Option<EndPartial> {
-        let (key, partial) = self.partials.oldest_of(client)?;
-        match self.has_waited(partial, ABANDONED_COMMITS) {
-            true => EndPartial::new(self, key, Later::Welcome),
+    /// The oldest incomplete object that a client has begun, if it is abandoned: nobody will complete it, but for a
+    /// later computation of the same, whose parts it must not be mixed with.
+    pub(crate) fn abandoned_by(&self, client: ClientId) -> Option<EndIncomplete> {
+        let (key, incomplete) = self.incomplete.oldest_of(client)?;
+        match self.has_waited(incomplete, ABANDONED_COMMITS) {
+            true => EndIncomplete::new(self, key, LaterParts::BeginAnew),
             false => None,
         }
     }

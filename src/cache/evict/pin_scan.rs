@@ -2,11 +2,12 @@
 //!
 //! Protocol: docs/shm-layout.md, "evict".
 //!
-//! One scan serves everybody who waits for one, and is done in turns. That is safe: before it begins, the objects that it
-//! decides about have been marked dead, and a fence stands between. A reader whose pin counts wrote its word, fenced, and then
-//! found the object live; so its fence came before the scan's, and every load of that word by this scan, however late, sees the
-//! pin or what the reader wrote after it was done. A reader that fenced later finds the object dead and takes its word
-//! back. No reader moves a pin from one word to another without looking at the object again.
+//! One scan serves everybody who waits for one, and is done in turns. That is safe: before it begins, the objects that
+//! it decides about have been marked dead, and a fence stands between. A reader whose pin counts wrote its word,
+//! fenced, and then found the object live; so its fence came before the scan's, and every load of that word by this
+//! scan, however late, sees the pin or what the reader wrote after it was done. A reader that fenced later finds the
+//! object dead and takes its word back. No reader moves a pin from one word to another without looking at the object
+//! again.
 
 use crate::cache::SLABS;
 use crate::cache::books::scan::Stage;
@@ -21,7 +22,7 @@ use crate::sync::shared::{Ordering, fence};
 const WORDS: usize = 128;
 /// Words of such a copy that count as one step.
 const WORDS_PER_STEP: usize = 16;
-/// Records that are marked in one step: they may lie anywhere.
+/// Tree that are marked in one step: they may lie anywhere.
 const MARKS_PER_STEP: u32 = 4;
 /// Steps of letting a record go that no word pins any more, and of putting one where it hung.
 const UNPARK_STEPS: u32 = 3;
@@ -72,8 +73,8 @@ impl Core {
         self.sweep(&mut Turn::endless(), scan).map(drop)
     }
 
-    /// The first slab in use from this one on. Its mark is read when its words are about to be: a pin that counts raised it
-    /// before its reader's fence.
+    /// The first slab in use from this one on. Its mark is read when its words are about to be: a pin that counts
+    /// raised it before its reader's fence.
     fn words_of(&self, from: usize) -> Stage {
         match (from..SLABS).find(|slab| self.slabs.is_open(*slab)) {
             Some(slab) => Stage::Words {
@@ -94,7 +95,7 @@ impl Core {
         let mut marked = 0;
         for record in words[..count].iter().filter_map(|word| record_of(*word, total)) {
             // What was never in use cannot be what a pin that counts names.
-            if self.records.is_known(record) {
+            if self.tree.is_known(record) {
                 *marks.get_mut(record) = scan;
                 marked += 1;
             }
@@ -117,10 +118,10 @@ impl Core {
 
     fn sweep_parked(&mut self, turn: &mut Turn, from: u32) {
         turn.spend(1);
-        self.sweep.stage = match self.records.parked_from(from) {
+        self.sweep.stage = match self.tree.parked_from(from) {
             Some(record) => {
                 if !self.sweep.found(record, self.sweep.read) {
-                    self.records.unpark(record);
+                    self.tree.unpark(record);
                     turn.spend(UNPARK_STEPS);
                 }
                 Stage::Parked { from: record + 1 }
@@ -139,13 +140,13 @@ impl Core {
         let (record, parent) = (front.record, front.parent);
         self.sweep.condemned.pop();
         turn.spend(STAY_STEPS);
-        self.records.stay_in_limbo(record, parent);
+        self.tree.stay_in_limbo(record, parent);
         self.let_go(turn, record)
     }
 
     fn sweep_let_go(&mut self, turn: &mut Turn, from: u32) -> Result<(), CoreError> {
         turn.spend(1);
-        match self.records.let_go_from(from) {
+        match self.tree.let_go_from(from) {
             Some(record) => {
                 self.sweep.stage = Stage::LetGo { from: record + 1 };
                 self.let_go(turn, record)
@@ -158,18 +159,19 @@ impl Core {
         }
     }
 
-    /// Frees an object that is out of the index, unless something holds it. What it hung under is next: this may have been
-    /// the last that held it.
+    /// Frees an object that is out of the index, unless something holds it. What it hung under is next: this may have
+    /// been the last that held it.
     fn let_go(&mut self, turn: &mut Turn, record: u32) -> Result<(), CoreError> {
-        if !self.records.is_let_go(record) || self.sweep.found(record, self.sweep.read) {
+        if !self.tree.is_let_go(record) || self.sweep.found(record, self.sweep.read) {
             return Ok(());
         }
-        self.sweep.follows = self.records.get(record).parent;
+        self.sweep.follows = self.tree.get(record).parent;
         self.free_object(turn, record)
     }
 }
 
-/// Has what was taken out of the index, and that nobody decided about yet, decided about, and what waits to become free freed.
+/// Has what was taken out of the index, and that nobody decided about yet, decided about, and what waits to become
+/// free freed.
 #[derive(Debug, Default)]
 pub struct Tidy {
     scan: Option<u64>,

@@ -1,10 +1,10 @@
 //! Making space in turns: what goes first, and for how long.
 
-use super::ends::{EndPartial, Later};
+use super::ends::{EndIncomplete, LaterParts};
 use crate::cache::SLABS;
 use crate::cache::api::ClientId;
-use crate::cache::books::incomplete::{PartialKey, STALE_COMMITS};
-use crate::cache::books::policy::Place;
+use crate::cache::books::incomplete::{IncompleteKey, STALE_COMMITS};
+use crate::cache::books::policy::Position;
 use crate::cache::books::share::Need;
 use crate::cache::core::Core;
 use crate::cache::error::CoreError;
@@ -30,10 +30,10 @@ const TOUCHED_EACH: usize = 64;
 enum Stage {
     /// Looks whether there is enough.
     Check,
-    /// Looks for a partial that is stale, client by client: behind this client's of that age.
+    /// Looks for an incomplete object that is stale, client by client: behind this client's of that age.
     Stale { after: Option<(ClientId, u64)> },
-    /// Ends a partial; then goes on with the next client's, or looks again.
-    End { ending: EndPartial, stale: bool },
+    /// Ends an incomplete object; then goes on with the next client's, or looks again.
+    End { ending: EndIncomplete, stale: bool },
     /// Reads what clients have touched: at this slab, after so many in a row that had nothing.
     Touched { slab: usize, quiet: usize, left: usize },
     /// Waits for a scan that says what is pinned.
@@ -42,17 +42,18 @@ enum Stage {
     Victims,
     /// Waits for the scan after that.
     Retire { scan: u64 },
-    /// Looks for the oldest partial of all, which may yet be completed.
+    /// Looks for the oldest incomplete object of all, which may yet be completed.
     Fresh {
         after: Option<ClientId>,
-        oldest: Option<(u64, PartialKey)>,
+        oldest: Option<(u64, IncompleteKey)>,
     },
     /// Nothing more can be had.
     Over,
 }
 
-/// Makes space, as far as it can be made: stale partials go first, then objects, then the other partials, the oldest
-/// first. What the client stores under stays, and so do fresh partials of its own engine: its other ranks are at them.
+/// Makes space, as far as it can be made: stale incomplete objects go first, then objects, then the other incomplete
+/// objects, the oldest first. What the client stores under stays, and so do fresh incomplete objects of its own
+/// engine: its other ranks are at them.
 #[derive(Debug)]
 pub(crate) struct Space {
     /// Who needs it, if anybody does.
@@ -67,7 +68,7 @@ pub(crate) struct Space {
     /// The scan that says what is pinned.
     seen: Option<u64>,
     /// Where the next victim is looked for.
-    place: Place,
+    position: Position,
     /// Nothing was taken since the look began at the first place.
     in_vain: bool,
     /// Of the batch: objects and frames taken, and frames wanted.
@@ -89,7 +90,7 @@ impl Space {
             patient: true,
             stage: Stage::Check,
             seen: None,
-            place: (0, 0),
+            position: (0, 0),
             in_vain: true,
             batch: (0, 0),
             wanted: 0,
@@ -124,7 +125,8 @@ impl Space {
                     if self.patient && core.is_growing() || core.pool.grantable() >= self.frames {
                         return Ok(true);
                     }
-                    // Somebody else may take what becomes free, and readers may come to hold it. That does not go on for ever.
+                    // Somebody else may take what becomes free, and readers may come to hold it. That does not go on
+                    // for ever.
                     let some = u64::from(core.pool.frames()) / GIVE_UP_FRACTION;
                     let most = self.frames.saturating_mul(2).saturating_add(some);
                     if self.patient && self.taken >= most {
@@ -142,7 +144,7 @@ impl Space {
                     self.stale(core, turn, after);
                 }
                 Stage::End { ending, stale } => {
-                    let (after, stale) = (ending.place(), *stale);
+                    let (after, stale) = (ending.opened(), *stale);
                     if !ending.step(core, turn)? {
                         return Ok(false);
                     }
@@ -177,17 +179,17 @@ impl Space {
                 Stage::Fresh { after, oldest } => {
                     turn.spend(1);
                     let behind = after.map(|client| (client, u64::MAX));
-                    match core.partials.next_of_clients(behind) {
-                        Some((key, partial)) => {
-                            let found = (partial.seq, *key);
-                            *after = Some(partial.opened.0);
+                    match core.incomplete.next_of_clients(behind) {
+                        Some((key, incomplete)) => {
+                            let found = (incomplete.seq, *key);
+                            *after = Some(incomplete.opened.0);
                             if self.own_engine != Some(key.instance) {
                                 *oldest = Some(oldest.map_or(found, |oldest| oldest.min(found)));
                             }
                         }
                         None => {
-                            let ending =
-                                oldest.and_then(|(_, key)| EndPartial::new(core, &key, Later::TurnedAway));
+                            let ending = oldest
+                                .and_then(|(_, key)| EndIncomplete::new(core, &key, LaterParts::Refused));
                             let Some(ending) = ending else {
                                 return Ok(true);
                             };
@@ -201,7 +203,7 @@ impl Space {
 
     fn stale(&mut self, core: &Core, turn: &mut Turn, after: Option<(ClientId, u64)>) {
         turn.spend(1);
-        let Some((key, partial)) = core.partials.next_of_clients(after) else {
+        let Some((key, incomplete)) = core.incomplete.next_of_clients(after) else {
             self.stage = Stage::Touched {
                 slab: core.touched_next,
                 quiet: 0,
@@ -209,19 +211,19 @@ impl Space {
             };
             return;
         };
-        let (opener, stale) = (partial.opened.0, core.has_waited(partial, STALE_COMMITS));
+        let (opener, stale) = (incomplete.opened.0, core.has_waited(incomplete, STALE_COMMITS));
         let guarded = self
             .client
-            .is_some_and(|client| core.is_guarded(client, partial.record));
+            .is_some_and(|client| core.is_guarded(client, incomplete.record));
         let ending = match stale && !guarded {
-            true => EndPartial::new(core, key, Later::Welcome),
+            true => EndIncomplete::new(core, key, LaterParts::BeginAnew),
             false => None,
         };
         self.stage = match ending {
             Some(ending) => Stage::End { ending, stale: true },
             // Those behind one that is not stale are not either.
             None => Stage::Stale {
-                after: Some((opener, if stale { partial.seq } else { u64::MAX })),
+                after: Some((opener, if stale { incomplete.seq } else { u64::MAX })),
             },
         };
     }
@@ -244,7 +246,7 @@ impl Space {
             self.stage = retire;
             return Ok(());
         }
-        let Some((rank, record)) = core.records.victim_from(self.place) else {
+        let Some((rank, record)) = core.tree.victim_from(self.position) else {
             self.stage = match objects {
                 0 if self.in_vain => match self.need {
                     Need::Now => Stage::Fresh {
@@ -257,13 +259,13 @@ impl Space {
                 0 => Stage::Victims,
                 _ => retire,
             };
-            (self.place, self.in_vain) = ((0, 0), true);
+            (self.position, self.in_vain) = ((0, 0), true);
             return Ok(());
         };
         // Met again only when something before it has come to be a leaf.
-        self.place = (rank, record + 1);
+        self.position = (rank, record + 1);
         if self.seen.is_some_and(|scan| core.sweep.found(record, scan)) {
-            core.records.park(record);
+            core.tree.park(record);
             turn.spend(PARK_STEPS);
         } else if !core.stays(record, self.client, self.need)? {
             self.take(core, turn, record)?;
@@ -272,7 +274,7 @@ impl Space {
     }
 
     fn take(&mut self, core: &mut Core, turn: &mut Turn, record: u32) -> Result<(), CoreError> {
-        let entry = core.records.get(record);
+        let entry = core.tree.get(record);
         let (frames, parent) = (u64::from(entry.frames), entry.parent);
         turn.spend(CONDEMN_STEPS);
         core.condemn(record)?;
@@ -280,8 +282,8 @@ impl Space {
         self.objects += 1;
         self.taken += frames;
         self.in_vain = false;
-        if let Some(place) = parent.and_then(|parent| core.records.place_of(parent)) {
-            self.place = self.place.min(place);
+        if let Some(position) = parent.and_then(|parent| core.tree.position_of(parent)) {
+            self.position = self.position.min(position);
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! What is no object any more: its frames become free piece by piece.
 //!
-//! It waits in the core and hangs under nothing, and its record is that of an incomplete object until its last frame is free. So
-//! nothing is halfway between two turns, and whoever has a turn next goes on with it: an object may have more runs and
-//! frames than a turn has steps.
+//! It waits in the core and hangs under nothing, and its record is that of an incomplete object until its last frame
+//! is free. So nothing is halfway between two turns, and whoever has a turn next goes on with it: an object may have
+//! more runs and frames than a turn has steps.
 
 use crate::cache::books::wasted::{Runs, Waste};
 use crate::cache::core::Core;

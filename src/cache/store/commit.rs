@@ -4,14 +4,14 @@
 
 use super::context::Context;
 use super::filling::{AT_ONCE, Filling};
-use super::parent::Place;
+use super::parent::Parent;
 use super::runs::GiveBack;
-use crate::cache::books::incomplete::{PartialKey, Seen};
+use crate::cache::books::incomplete::{IncompleteKey, Seen};
 use crate::cache::books::registry::Domain;
 use crate::cache::core::{Core, RankRegistration};
 use crate::cache::error::CoreError;
 use crate::cache::evict::ends::EndRivals;
-use crate::cache::evict::ends::{EndPartial, Later};
+use crate::cache::evict::ends::{EndIncomplete, LaterParts};
 use crate::cache::steps::frame_steps;
 use crate::geometry::ObjectKind;
 use crate::index::record::{Holding, RecordWords};
@@ -31,11 +31,11 @@ pub(crate) enum Rest<'a> {
     Give(GiveBack<'a>),
     /// Its runs become those of its part.
     Fill(Filling<'a>),
-    /// A partial ends.
-    End(EndPartial),
+    /// An incomplete object ends.
+    End(EndIncomplete),
     /// It is complete and becomes visible, perhaps after a scan of the pins.
     Publish {
-        key: PartialKey,
+        key: IncompleteKey,
         seq: u64,
         scan: Option<u64>,
     },
@@ -149,7 +149,7 @@ impl Core {
             return self.skip(context, item, exists);
         }
         if retry {
-            let outcome = match (exists, self.partials.get(&key).is_some()) {
+            let outcome = match (exists, self.incomplete.get(&key).is_some()) {
                 (true, _) => CommitOutcome::Published,
                 (false, true) => CommitOutcome::PartAccepted,
                 // An item before this one took its place in the index.
@@ -165,17 +165,17 @@ impl Core {
         if replaced {
             return Ok(refuse(CommitOutcome::Dropped));
         }
-        if self.partials.turned_away(&key, item.part) {
+        if self.incomplete.turned_away(&key, item.part) {
             return Ok(refuse(CommitOutcome::Skipped));
         }
-        if let Some(partial) = self.partials.get(&key) {
-            if partial.part(item.part).is_some() || partial.tokens != item.tokens {
+        if let Some(incomplete) = self.incomplete.get(&key) {
+            if incomplete.part(item.part).is_some() || incomplete.tokens != item.tokens {
                 return Ok(refuse(CommitOutcome::Exists));
             }
-        } else if let Some(refusal) = self.open_partial(context, item)? {
+        } else if let Some(refusal) = self.open_incomplete(context, item)? {
             return Ok(refuse(refusal));
         }
-        let Some((record, seq)) = self.partials.get(&key).map(|p| (p.record, p.seq)) else {
+        let Some((record, seq)) = self.incomplete.get(&key).map(|p| (p.record, p.seq)) else {
             return Ok(refuse(CommitOutcome::Dropped));
         };
         let mut part = PartBody {
@@ -185,17 +185,17 @@ impl Core {
         };
         let steps = frame_steps(extents.len(), count_frames(extents));
         if steps > AT_ONCE {
-            self.partials
+            self.incomplete
                 .begin_part(&key, item.part, part, item.held_from, context.client);
             let filling = Filling::new(context.client, key, (record, seq), item.part, extents);
             return Ok((CommitOutcome::PartAccepted, Rest::Fill(filling)));
         }
         turn.spend(steps);
-        self.take_credit(context.client, extents)?;
+        self.take_granted(context.client, extents)?;
         self.pool.hold_for_partial(record, extents);
         part.extents.extend_from_slice(extents);
         let complete = self
-            .partials
+            .incomplete
             .add_part(&key, item.part, part, item.held_from, context.client);
         match complete {
             true => self.completed(context, item, (record, seq)),
@@ -215,7 +215,7 @@ impl Core {
     ) -> Result<(CommitOutcome, Rest<'a>), CoreError> {
         let key = context.key(&item.id);
         if !self.hang_complete(context, item, record)? {
-            let ending = EndPartial::new(self, &key, Later::TurnedAway);
+            let ending = EndIncomplete::new(self, &key, LaterParts::Refused);
             return Ok((CommitOutcome::NoParent, ending.map_or(Rest::Nothing, Rest::End)));
         }
         // The outcome is set when it is known.
@@ -226,7 +226,8 @@ impl Core {
     fn note_not_needed(&mut self, context: &Context, item: &StoreItem) -> Result<(), CoreError> {
         let domain = self.domain(context.domain)?;
         let parts = domain.group(item.id.group).map_or(1, |group| group.parts);
-        self.partials.not_needed(context.key(&item.id), item.part, parts);
+        self.incomplete
+            .not_needed(context.key(&item.id), item.part, parts);
         Ok(())
     }
 
@@ -241,21 +242,21 @@ impl Core {
             self.note_not_needed(context, item)?;
             return Ok((CommitOutcome::Exists, Rest::Nothing));
         }
-        if let Some(ending) = EndPartial::new(self, &key, Later::SkippedBy(item.part)) {
+        if let Some(ending) = EndIncomplete::new(self, &key, LaterParts::RefusedAndSkipped(item.part)) {
             return Ok((CommitOutcome::Skipped, Rest::End(ending)));
         }
-        if !self.partials.turned_away(&key, item.part) {
+        if !self.incomplete.turned_away(&key, item.part) {
             let parts = self
                 .domain(context.domain)?
                 .group(item.id.group)
                 .map_or(1, |g| g.parts);
-            self.partials.mark_ended(key, Seen::only(item.part, parts));
+            self.incomplete.mark_ended(key, Seen::only(item.part, parts));
         }
         Ok((CommitOutcome::Skipped, Rest::Nothing))
     }
 
     /// Begins an object. The outcome when it cannot be begun.
-    fn open_partial(
+    fn open_incomplete(
         &mut self,
         context: &Context,
         item: &StoreItem,
@@ -266,15 +267,15 @@ impl Core {
         };
         let (bit, parts) = (group.bit, group.parts);
         let place = match domain.may_precede_anchor(group) {
-            true => Place::Root,
-            false => self.place(context, domain, group, item),
+            true => Parent::Root,
+            false => self.parent_of(context, domain, group, item),
         };
         let (parent, beside) = match place {
-            Place::Root => (None, false),
-            Place::Under { record, beside } => (Some(record), beside),
-            Place::Missing => return Ok(Some(CommitOutcome::NoParent)),
+            Parent::Root => (None, false),
+            Parent::Under { record, beside } => (Some(record), beside),
+            Parent::Missing => return Ok(Some(CommitOutcome::NoParent)),
         };
-        let Some(record) = self.records.open(context.domain, bit, parent, beside) else {
+        let Some(record) = self.tree.open(context.domain, bit, parent, beside) else {
             return Ok(Some(CommitOutcome::Dropped));
         };
         self.registry.record_opened(context.domain);
@@ -290,7 +291,7 @@ impl Core {
         self.pool.directory.set_state(record, RecordState::Partial);
         let opened = (context.client, context.commits);
         let key = context.key(&item.id);
-        self.partials.open(key, record, item.tokens, parts, opened);
+        self.incomplete.open(key, record, item.tokens, parts, opened);
         Ok(None)
     }
 
@@ -299,7 +300,7 @@ impl Core {
         if let Some((record, tokens)) = self.live(context.domain, id)
             && tokens < context.chunk
         {
-            self.records.supersede(record);
+            self.tree.supersede(record);
         }
     }
 

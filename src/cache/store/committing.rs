@@ -1,8 +1,8 @@
 //! Commits in turns: checked whole, then applied item by item.
 //!
-//! Between two turns of a commit others store and evict. What was checked of the client's own stays true, since nobody else
-//! changes it: its registration, and that its granted frames are its own. All else is looked at when an item is applied, and
-//! becomes its outcome.
+//! Between two turns of a commit others store and evict. What was checked of the client's own stays true, since nobody
+//! else changes it: its registration, and that its granted frames are its own. All else is looked at when an item is
+//! applied, and becomes its outcome.
 
 use super::commit::Rest;
 use super::context::Context;
@@ -15,7 +15,7 @@ use crate::cache::api::ClientId;
 use crate::cache::books::share::Need;
 use crate::cache::core::Core;
 use crate::cache::error::CoreError;
-use crate::cache::evict::ends::EndPartial;
+use crate::cache::evict::ends::EndIncomplete;
 use crate::cache::work::finish;
 use crate::cache::work::{Progress, Work};
 use crate::index::turn::Turn;
@@ -66,7 +66,7 @@ pub struct Committing<'a> {
     published: u64,
     outcomes: Vec<CommitOutcome>,
     rest: Rest<'a>,
-    ending: Option<EndPartial>,
+    ending: Option<EndIncomplete>,
 }
 
 impl<'a> Committing<'a> {
@@ -120,7 +120,8 @@ impl<'a> Committing<'a> {
             self.name(some, extents.len());
             return Ok(());
         }
-        // Items that together name more runs than there are name some twice. Said before anything is done for each of them.
+        // Items that together name more runs than there are name some twice. Said before anything is done for each of
+        // them.
         if self.named.len() + extents.len() > self.request.extents.len() {
             return Err(CoreError::InvalidExtent {
                 extent: extents[0],
@@ -272,7 +273,7 @@ impl<'a> Committing<'a> {
             self.ending = core.abandoned_by(self.client);
         }
         let Some(ending) = &mut self.ending else {
-            let held = core.client(self.client)?.credit.frames();
+            let held = core.client(self.client)?.granted.frames();
             let missing = frames_for(self.request.grant_bytes).saturating_sub(held);
             let need = Need::Ahead {
                 published: self.published,

@@ -1,7 +1,7 @@
 //! Who commits, and where.
 
 use crate::cache::api::ClientId;
-use crate::cache::books::incomplete::PartialKey;
+use crate::cache::books::incomplete::IncompleteKey;
 use crate::cache::core::Core;
 use crate::cache::error::CoreError;
 use crate::object::{CommitRequest, ObjectId};
@@ -42,8 +42,8 @@ impl Core {
 }
 
 impl Context {
-    pub(crate) fn key(&self, id: &ObjectId) -> PartialKey {
-        PartialKey {
+    pub(crate) fn key(&self, id: &ObjectId) -> IncompleteKey {
+        IncompleteKey {
             instance: self.instance,
             domain: self.domain,
             id: *id,

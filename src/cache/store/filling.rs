@@ -1,12 +1,12 @@
 //! How the runs of a part become its own, and are found to be, when they are too many for a turn.
 //!
-//! What has come of a part is the part's; what has not is its client's. An object with such a part is not complete, and ends
-//! with its engine should nobody go on.
+//! What has come of a part is the part's; what has not is its client's. An object with such a part is not complete,
+//! and ends with its engine should nobody go on.
 
 use super::context::Context;
 use super::runs::GiveBack;
 use crate::cache::api::ClientId;
-use crate::cache::books::incomplete::PartialKey;
+use crate::cache::books::incomplete::IncompleteKey;
 use crate::cache::core::Core;
 use crate::cache::error::CoreError;
 use crate::cache::steps::{RUN_FRAMES, frame_steps};
@@ -26,7 +26,7 @@ const COMPARED_AT_ONCE: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Filling<'a> {
     client: ClientId,
-    key: PartialKey,
+    key: IncompleteKey,
     /// The record of the object and its age.
     record: (u32, u64),
     part: u16,
@@ -51,7 +51,7 @@ impl<'a> Filling<'a> {
     /// A part of which nothing has come yet.
     pub(crate) fn new(
         client: ClientId,
-        key: PartialKey,
+        key: IncompleteKey,
         record: (u32, u64),
         part: u16,
         extents: &'a [Extent],
@@ -77,28 +77,28 @@ impl<'a> Filling<'a> {
             let run = Extent::new(first.frame + self.taken, count);
             turn.spend(frame_steps(2, count.into()));
             if !core
-                .partials
+                .incomplete
                 .add_run(&self.key, seq, self.part, run, self.taken > 0)
             {
                 let rest = GiveBack::behind(self.client, self.left, self.taken);
                 return Ok(Filled::Gone(rest));
             }
-            core.take_credit(self.client, &[run])?;
+            core.take_granted(self.client, &[run])?;
             core.pool.hold_for_partial(record, &[run]);
             self.taken += count;
             if self.taken == first.count {
                 (self.left, self.taken) = (rest, 0);
             }
         }
-        Ok(match core.partials.end_part(&self.key, seq) {
+        Ok(match core.incomplete.end_part(&self.key, seq) {
             true => Filled::Object(self.record),
             false => Filled::Part,
         })
     }
 }
 
-/// Looks whether exactly these runs are this part of the object already, or of this engine's partial of it: the commit is sent a
-/// second time then.
+/// Looks whether exactly these runs are this part of the object already, or of this engine's incomplete object of it:
+/// the commit is sent a second time then.
 #[derive(Debug, Default)]
 pub(crate) enum Retry {
     #[default]
@@ -112,8 +112,8 @@ pub(crate) enum Retry {
         /// Runs of this part that are the same.
         same: usize,
     },
-    /// Of a partial: runs that are the same.
-    Partial { record: u32, same: usize },
+    /// Of an incomplete object: runs that are the same.
+    Incomplete { record: u32, same: usize },
 }
 
 impl Retry {
@@ -143,7 +143,7 @@ impl Retry {
                     part: 0,
                     same: 0,
                 },
-                None => Self::Partial {
+                None => Self::Incomplete {
                     record: holder,
                     same: 0,
                 },
@@ -151,10 +151,10 @@ impl Retry {
         }
         match self {
             Self::Start => Ok(None),
-            Self::Partial { record, same } => {
-                let partial = core.partials.get(&context.key(&item.id));
-                let partial = partial.filter(|partial| partial.record == *record);
-                let Some(part) = partial.and_then(|partial| partial.part(item.part)) else {
+            Self::Incomplete { record, same } => {
+                let incomplete = core.incomplete.get(&context.key(&item.id));
+                let incomplete = incomplete.filter(|incomplete| incomplete.record == *record);
+                let Some(part) = incomplete.and_then(|incomplete| incomplete.part(item.part)) else {
                     return Ok(Some(false));
                 };
                 if part.body.extents.len() != extents.len() {

@@ -1,4 +1,4 @@
-//! Credit: the space that clients may write into before they commit.
+//! Granted space: the space that clients may write into before they commit.
 
 use super::guards::{Guarding, Spared};
 use super::runs::{CheckGranted, CheckRuns, GiveBack};
@@ -7,7 +7,7 @@ use crate::cache::books::incomplete::STALE_COMMITS;
 use crate::cache::books::share::{Need, Share};
 use crate::cache::core::Core;
 use crate::cache::error::CoreError;
-use crate::cache::evict::ends::{EndPartial, Later};
+use crate::cache::evict::ends::{EndIncomplete, LaterParts};
 use crate::cache::evict::space::Space;
 use crate::cache::steps::RUN_FRAMES;
 use crate::cache::steps::frame_steps;
@@ -32,22 +32,25 @@ enum Stage<'a> {
     Guard(Guarding<'a>),
     /// Finds out how much the client may have.
     Share,
-    /// Ends stale partials that the client has begun, behind one of that age: they take up its share.
-    OwnStale { after: u64, ending: Option<EndPartial> },
+    /// Ends stale incomplete objects that the client has begun, behind one of that age: they take up its share.
+    OwnStale {
+        after: u64,
+        ending: Option<EndIncomplete>,
+    },
     /// Makes space.
     Space(Space),
     /// Grants so many frames, run by run.
     Take(u64),
 }
 
-/// Gives a client more credit, as far as it may have more and space can be made.
+/// Gives a client more space, as far as it may have more and space can be made.
 #[derive(Debug)]
 pub(crate) struct Granting<'a> {
     client: ClientId,
     frames: u64,
     need: Need,
     stage: Stage<'a>,
-    /// Its own stale partials have ended.
+    /// Its own stale incomplete objects have ended.
     cleaned: bool,
     /// How often space that was made was gone when it was to be granted.
     missed: u32,
@@ -88,7 +91,7 @@ impl<'a> Granting<'a> {
                     turn.spend(ROOM_STEPS);
                     let (share, need) = (core.share(self.client)?, self.need);
                     let little = share.room(need) < self.frames.min(share.chunk);
-                    if need == Need::Now && share.in_partials > 0 && little && !self.cleaned {
+                    if need == Need::Now && share.in_incomplete > 0 && little && !self.cleaned {
                         self.cleaned = true;
                         self.stage = Stage::OwnStale {
                             after: 0,
@@ -113,15 +116,15 @@ impl<'a> Granting<'a> {
                         return Ok(None);
                     }
                     turn.spend(1);
-                    let next = core.partials.next_of_clients(Some((self.client, *after)));
-                    let next = next.filter(|(_, partial)| {
-                        partial.opened.0 == self.client && core.has_waited(partial, STALE_COMMITS)
+                    let next = core.incomplete.next_of_clients(Some((self.client, *after)));
+                    let next = next.filter(|(_, incomplete)| {
+                        incomplete.opened.0 == self.client && core.has_waited(incomplete, STALE_COMMITS)
                     });
                     match next {
-                        Some((key, partial)) => {
-                            *after = partial.seq;
-                            if !core.is_guarded(self.client, partial.record) {
-                                *ending = EndPartial::new(core, key, Later::Welcome);
+                        Some((key, incomplete)) => {
+                            *after = incomplete.seq;
+                            if !core.is_guarded(self.client, incomplete.record) {
+                                *ending = EndIncomplete::new(core, key, LaterParts::BeginAnew);
                             }
                         }
                         None => self.stage = Stage::Share,
@@ -173,7 +176,7 @@ impl<'a> Granting<'a> {
             return Ok(());
         };
         turn.spend(RUN_STEPS + frame_steps(1, run.count.into()));
-        core.client_mut(self.client)?.credit.add(run);
+        core.client_mut(self.client)?.granted.add(run);
         self.stage = Stage::Take(left - u64::from(run.count));
         match self.extents.last_mut() {
             Some(before) if last == Some(run.frame) => before.count += run.count,
@@ -182,7 +185,8 @@ impl<'a> Granting<'a> {
         Ok(())
     }
 
-    /// A step that could store nothing is a step all the same: partials that fill a client's share become stale by it.
+    /// A step that could store nothing is a step all the same: incomplete objects that fill a client's share become
+    /// stale by it.
     fn nothing(&self, core: &mut Core) -> Result<Option<Vec<Extent>>, CoreError> {
         core.unguard(self.client)?;
         core.client_mut(self.client)?.commits += u64::from(self.need == Need::Now);
@@ -232,7 +236,7 @@ impl<'a> Grant<'a> {
             let free = frames.min(core.pool.grantable());
             return Ok(Granting::new(self.client, free, need, None));
         }
-        let makes_room = frames > core.pool.grantable() || core.partials.frames_of(self.client) > 0;
+        let makes_room = frames > core.pool.grantable() || core.incomplete.frames_of(self.client) > 0;
         let spared = makes_room.then_some(Spared::Chunks(self.under));
         Ok(Granting::new(self.client, frames, Need::Now, spared))
     }
@@ -308,9 +312,9 @@ impl Core {
         finish(self, Grant::new(client, bytes))
     }
 
-    /// Grants space to write into: up to `bytes`, rounded up to whole frames. Less, and maybe nothing, when
-    /// the client has its share or no space can be made: what cannot be stored is dropped, not awaited. Only while the pool is
-    /// being made present may asking again help. How much one client may hold is said in `credit`.
+    /// Grants space to write into: up to `bytes`, rounded up to whole frames. Less, and maybe nothing, when the client
+    /// has its share or no space can be made: what cannot be stored is dropped, not awaited. Only while the pool is
+    /// being made present may asking again help. How much one client may hold is said in `share`.
     ///
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::NotAttached`], [`CoreError::UnknownClient`].
@@ -339,9 +343,9 @@ impl Core {
             storing: storing.count() as u64,
             parts: parts.unwrap_or(1).into(),
             chunk: self.chunk_frames(client)?,
-            credit: entry.credit.frames(),
-            in_partials: self.partials.frames_of(client),
-            all_credit: self.clients.iter().flatten().map(|c| c.credit.frames()).sum(),
+            granted: entry.granted.frames(),
+            in_incomplete: self.incomplete.frames_of(client),
+            all_granted: self.clients.iter().flatten().map(|c| c.granted.frames()).sum(),
             all: self.pool.books().frames(Class::Granted),
         })
     }

@@ -1,12 +1,12 @@
 //! What a client's stores hang under: making room for them does not take it.
 //!
 //! Only leaves go, and the newest chunk of a chain is one: in a pool that is one chain, the space for its next chunk
-//! would be the chunk that this hangs under. So a client says what it stores under, and for its own needs that is spared, with what
-//! stands beside it. For the needs of others it is an object like any other.
+//! would be the chunk that this hangs under. So a client says what it stores under, and for its own needs that is
+//! spared, with what stands beside it. For the needs of others it is an object like any other.
 
 use crate::cache::api::ClientId;
 use crate::cache::books::guarded::{CLIMBED, Guards, MAX_GUARDED};
-use crate::cache::books::incomplete::PartialKey;
+use crate::cache::books::incomplete::IncompleteKey;
 use crate::cache::core::Core;
 use crate::cache::error::CoreError;
 use crate::geometry::ObjectKind;
@@ -18,7 +18,7 @@ impl Core {
     /// Whether a record stays although space is made for this client: what it stores hangs under it.
     pub(crate) fn is_guarded(&self, client: ClientId, record: u32) -> bool {
         self.client(client)
-            .is_ok_and(|entry| entry.guards.spare(record, &self.records))
+            .is_ok_and(|entry| entry.guards.spare(record, &self.tree))
     }
 
     /// Nothing is spared any more.
@@ -41,13 +41,13 @@ impl Core {
                 key,
                 group: group.group,
             };
-            let key = PartialKey {
+            let key = IncompleteKey {
                 instance,
                 domain: number,
                 id,
             };
             let live = self.live(number, &id).map(|(record, _)| record);
-            ends.extend(live.or_else(|| self.partials.get(&key).map(|partial| partial.record)));
+            ends.extend(live.or_else(|| self.incomplete.get(&key).map(|incomplete| incomplete.record)));
         }
         Ok(())
     }
@@ -124,8 +124,7 @@ impl<'a> Guarding<'a> {
                 return Ok(false);
             }
             turn.spend(1 + self.ends.len().min(CLIMBED) as u32 / 4);
-            self.guards
-                .climb(&mut self.ends, &mut self.climbing, &core.records);
+            self.guards.climb(&mut self.ends, &mut self.climbing, &core.tree);
         }
         core.client_mut(client)?.guards = std::mem::take(&mut self.guards);
         Ok(true)

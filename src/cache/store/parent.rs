@@ -8,7 +8,7 @@ use crate::geometry::ObjectKind;
 use crate::object::{ObjectId, StoreItem};
 
 /// Where an object hangs.
-pub(crate) enum Place {
+pub(crate) enum Parent {
     Root,
     Under { record: u32, beside: bool },
     Missing,
@@ -18,37 +18,37 @@ impl Core {
     /// Where an object hangs: full attention under the chunk before, all others under the full-attention
     /// object of their key. A state or window of a tail whose attention bytes were not stored (the full
     /// chunk has them) hangs under the chunk before; without a full-attention group all are roots.
-    pub(crate) fn place(
+    pub(crate) fn parent_of(
         &self,
         context: &Context,
         domain: &Domain,
         group: &DomainGroup,
         item: &StoreItem,
-    ) -> Place {
+    ) -> Parent {
         let under = |group: u16, beside: bool, tokens: u32, key| {
             let id = ObjectId { key, group };
             let live = self.live(context.domain, &id);
             let found = live.or_else(|| {
-                let partial = self.partials.get(&context.key(&id))?;
-                Some((partial.record, partial.tokens))
+                let incomplete = self.incomplete.get(&context.key(&id))?;
+                Some((incomplete.record, incomplete.tokens))
             });
             match found.filter(|(_, t)| *t == tokens) {
-                Some((record, _)) => Place::Under { record, beside },
-                None => Place::Missing,
+                Some((record, _)) => Parent::Under { record, beside },
+                None => Parent::Missing,
             }
         };
         let before = |group: u16| match item.parent {
             Some(parent) => under(group, false, context.chunk, parent),
-            None => Place::Root,
+            None => Parent::Root,
         };
         if group.kind == ObjectKind::Full {
             return before(group.group);
         }
         let Some(anchor) = domain.anchor else {
-            return Place::Root;
+            return Parent::Root;
         };
         match under(anchor, true, item.tokens, item.id.key) {
-            Place::Missing if item.tokens < context.chunk => before(anchor),
+            Parent::Missing if item.tokens < context.chunk => before(anchor),
             place => place,
         }
     }
@@ -67,15 +67,15 @@ impl Core {
         else {
             return Ok(true);
         };
-        match self.place(context, domain, group, item) {
-            Place::Root => Ok(true),
-            Place::Missing => Ok(false),
-            Place::Under {
+        match self.parent_of(context, domain, group, item) {
+            Parent::Root => Ok(true),
+            Parent::Missing => Ok(false),
+            Parent::Under {
                 record: parent,
                 beside,
             } => {
                 // Publishing writes its words.
-                self.records.hang(record, parent, beside);
+                self.tree.hang(record, parent, beside);
                 Ok(true)
             }
         }
@@ -83,8 +83,9 @@ impl Core {
 }
 
 impl Domain {
-    /// Whether parts of a group may come before the full-attention object that theirs hangs under: it has more parts, so some
-    /// ranks store parts of the group's objects and none of that one's. Such an object is given its place when it is complete.
+    /// Whether parts of a group may come before the full-attention object that theirs hangs under: it has more parts,
+    /// so some ranks store parts of the group's objects and none of that one's. Such an object is given its place when
+    /// it is complete.
     pub(crate) fn may_precede_anchor(&self, group: &DomainGroup) -> bool {
         let anchor = self.anchor.and_then(|anchor| self.group(anchor));
         group.kind != ObjectKind::Full && anchor.is_some_and(|anchor| anchor.parts < group.parts)

@@ -189,7 +189,7 @@ impl<'a> GiveBack<'a> {
             let count = (first.count - self.freed).min(RUN_FRAMES);
             let piece = Extent::new(first.frame + self.freed, count);
             turn.spend(frame_steps(3, count.into()));
-            core.take_credit(self.client, &[piece])?;
+            core.take_granted(self.client, &[piece])?;
             core.pool.free_granted(&[piece])?;
             self.freed += count;
             if self.freed == first.count {
@@ -202,12 +202,12 @@ impl<'a> GiveBack<'a> {
 
 impl Core {
     /// Granted frames are no longer the client's to write.
-    pub(crate) fn take_credit(&mut self, client: ClientId, extents: &[Extent]) -> Result<(), CoreError> {
-        let credit = &mut self.client_mut(client)?.credit;
+    pub(crate) fn take_granted(&mut self, client: ClientId, extents: &[Extent]) -> Result<(), CoreError> {
+        let granted = &mut self.client_mut(client)?.granted;
         for extent in extents {
-            if !credit.remove(*extent) {
+            if !granted.remove(*extent) {
                 return Err(CoreError::Broken {
-                    what: "the directory grants frames that the client's credit does not have",
+                    what: "the directory grants frames that the client's granted space does not have",
                     a: extent.frame.into(),
                     b: extent.count.into(),
                 });

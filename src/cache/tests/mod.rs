@@ -3,7 +3,7 @@
 mod domains;
 mod evict;
 mod groups;
-mod partials;
+mod incomplete;
 mod pieces;
 mod pins;
 mod random;

@@ -243,7 +243,7 @@ fn an_object_that_ends_while_it_is_stored_is_dropped() {
         let mut ended = false;
         let (outcome, turns) = big.commit_slowly(|core, turns| {
             if turns == at {
-                ended = core.partials.len() > 0;
+                ended = core.incomplete.len() > 0;
                 core.clear().unwrap();
                 core.audit().unwrap();
             }

@@ -105,7 +105,7 @@ fn a_chunk_is_asked_for_its_tails_only_where_the_one_before_knows_of_a_state() {
     assert_eq!(view(&rig, 3).tails, 0b100);
     rig.audit();
     let attention = rig.record(key(1, 4, 48), 0).unwrap();
-    rig.core.records.supersede(attention);
+    rig.core.tree.supersede(attention);
     rig.core.evict_one(attention).unwrap();
     assert_eq!(view(&rig, 3).tails, 0b100);
     assert_eq!(

@@ -175,11 +175,11 @@ fn a_registration_that_begins_anew_ends_what_the_engine_has_begun_in_turns() {
 }
 
 /// A commit of so many items beside so many incomplete objects of another engine.
-fn commit_beside(count: u32, partials: u32) -> Spent {
-    let mut rig = Rig::new(u64::from(count + partials) * 4 + 64);
+fn commit_beside(count: u32, incomplete_objects: u32) -> Spent {
+    let mut rig = Rig::new(u64::from(count + incomplete_objects) * 4 + 64);
     let other = rig.peer(2);
     rig.register(&other, 0, 2, &full(2, 0)).unwrap();
-    rig.fill(&other, 7, partials, true, 0);
+    rig.fill(&other, 7, incomplete_objects, true, 0);
     rig.seed = ChunkKey::from_bytes([8; 32]);
     let engine = rig.peer(1);
     rig.register(&engine, 0, 1, &full(1, 0)).unwrap();
@@ -209,7 +209,11 @@ fn commit_beside(count: u32, partials: u32) -> Spent {
 fn a_commit_takes_as_much_as_it_stores() {
     let few = commit_beside(1000, 10);
     assert_proportional("a long commit", (1000, few), (8000, commit_beside(8000, 10)));
-    assert_proportional("beside partials", (1000, few), (1000, commit_beside(1000, 6000)));
+    assert_proportional(
+        "beside incomplete objects",
+        (1000, few),
+        (1000, commit_beside(1000, 6000)),
+    );
 }
 
 #[test]
@@ -404,7 +408,7 @@ fn what_a_client_holds_goes_in_turns() {
     holder.die();
     let (gone, spent) = drive(&mut rig.core, ClientGone::new(holder.id));
     assert!(gone);
-    assert_short("credit of the dead", spent);
+    assert_short("granted space of the dead", spent);
     rig.audit();
     assert_eq!(rig.core.status().pool.granted, 0);
 }
@@ -509,7 +513,8 @@ fn items_that_name_the_same_runs_are_refused_before_anything_is_done_for_each() 
     rig.audit();
 }
 
-/// Every kind of work is dropped after every number of turns; what is left is as the books say, and goes with its client.
+/// Every kind of work is dropped after every number of turns; what is left is as the books say, and goes with its
+/// client.
 #[test]
 fn work_that_is_dropped_half_way_leaves_everything_in_order() {
     type Begin = fn(&mut Rig, &[Peer; 2], usize) -> bool;

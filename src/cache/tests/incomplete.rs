@@ -57,7 +57,7 @@ fn skip(rig: &mut Rig, peers: &[Peer], rank: usize, chunk: u32) -> CommitOutcome
 fn visible_with_the_last_part_and_counted_as_granted_until_then() {
     let mut rig = Rig::new(128);
     let r = ranks(&mut rig, 1, 2);
-    // A step of two chunks: all of rank 0, then all of rank 1. The parent of chunk 1 is a partial meanwhile.
+    // A step of two chunks: all of rank 0, then all of rank 1. The parent of chunk 1 is an incomplete object meanwhile.
     assert_eq!(put(&mut rig, &r, 0, 0), PartAccepted);
     assert_eq!(put(&mut rig, &r, 0, 1), PartAccepted);
     let status = rig.core.status();
@@ -130,10 +130,10 @@ fn a_skip_ends_it_whichever_rank_comes_first() {
     rig.audit();
 }
 
-/// As a rank does that has space for its part and cannot fill it. Space is given back by itself; what ends the partial is
-/// that the part will not come.
+/// As a rank does that has space for its part and cannot fill it. Space is given back by itself; what ends the
+/// incomplete object is that the part will not come.
 #[test]
-fn space_given_back_ends_no_partial_and_the_skip_that_follows_does() {
+fn space_given_back_ends_no_incomplete_object_and_the_skip_that_follows_does() {
     let mut rig = Rig::new(128);
     let r = ranks(&mut rig, 1, 2);
     let before = rig.core.status().pool;
@@ -224,7 +224,7 @@ fn of_two_engines_the_first_complete_object_wins() {
 }
 
 #[test]
-fn stale_partials_are_the_first_victims_and_fresh_ones_the_last() {
+fn stale_incomplete_objects_are_the_first_victims_and_fresh_ones_the_last() {
     let mut rig = Rig::new(32);
     let r = ranks(&mut rig, 1, 2);
     put(&mut rig, &r, 0, 0); // never completed
@@ -353,7 +353,7 @@ fn parts_of_a_rank_that_stores_no_attention_may_come_before_it() {
         rig.audit();
         rig.core.end_session(r[0].id, 1).unwrap();
         let full = rig.record(key(1, 1, CHUNK), 0).unwrap();
-        assert!(!rig.core.records.may_go(full), "the state hangs under it");
+        assert!(!rig.core.tree.may_go(full), "the state hangs under it");
         assert_eq!(rig.core.clear().unwrap(), 5);
         rig.audit();
     }
@@ -402,7 +402,7 @@ fn an_object_is_never_made_of_the_parts_of_two_computations() {
             assert_eq!(put(&mut rig, &two, then, 0), Skipped);
             assert_eq!(rig.core.status().partials, 0);
         }
-        // A part of a partial that another engine's object has ended, and the object is gone.
+        // A part of an incomplete object that another engine's object has ended, and the object is gone.
         assert_eq!(put(&mut rig, &two, first, 0), PartAccepted);
         publish(&mut rig);
         rig.core.clear().unwrap();
