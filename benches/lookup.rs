@@ -11,10 +11,12 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
-use kvasir::cache::index::{IndexLayout, IndexReader};
-use kvasir::cache::pin_words::PinWords;
-use kvasir::cache::{ClientId, ClientInfo, ClientRegions, Core, CoreConfig, Registration, direct};
+use kvasir::cache::{ClientId, ClientInfo, ClientRegions, Core, CoreConfig, Registration};
 use kvasir::geometry::ObjectKind;
+use kvasir::index::layout::IndexLayout;
+use kvasir::index::local;
+use kvasir::index::pin_words::PinWords;
+use kvasir::index::reader::IndexReader;
 use kvasir::keys::ChunkKey;
 use kvasir::object::{
     CommitRequest, DomainShape, Extent, GroupRegistration, LookupRequest, ObjectId, PayloadPath, StoreItem,
@@ -201,7 +203,7 @@ impl Cache {
         let own = &mut self.own;
         let reader = IndexReader::new(&own.index, own.layout);
         let shape = own.shape.as_ref().expect("a complete domain");
-        let found = direct::look_up(&reader, shape, black_box(&request), &mut own.pins, || true);
+        let found = local::look_up(&reader, shape, black_box(&request), &mut own.pins, || true);
         let answer = found.expect("lookup").answer;
         own.pins.release(answer.pin);
         answer.hit_tokens

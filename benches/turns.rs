@@ -11,9 +11,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use criterion::Criterion;
-use kvasir::cache::turn::{Progress, Turn, Work};
-use kvasir::cache::{slabs, *};
+use kvasir::cache::*;
 use kvasir::geometry::ObjectKind;
+use kvasir::index::slab;
+use kvasir::index::turn::Turn;
 use kvasir::keys::ChunkKey;
 use kvasir::object::*;
 use kvasir::shm::heap::keep_freed_memory;
@@ -151,17 +152,15 @@ impl Peer {
     fn pin(&self, words: &[u64]) {
         let high = [words.len() as u64];
         self.slab
-            .store_words(slabs::SLAB_HIGH_WATER, &high)
+            .store_words(slab::SLAB_HIGH_WATER, &high)
             .expect("a slab");
-        self.slab.store_words(slabs::SLAB_PINS, words).expect("a slab");
+        self.slab.store_words(slab::SLAB_PINS, words).expect("a slab");
     }
 
     fn log(&self, words: &[u64]) {
-        self.slab.store_words(slabs::SLAB_TOUCHED, words).expect("a slab");
+        self.slab.store_words(slab::SLAB_TOUCHED, words).expect("a slab");
         let cursor = [words.len() as u64];
-        self.slab
-            .store_words(slabs::SLAB_CURSOR, &cursor)
-            .expect("a slab");
+        self.slab.store_words(slab::SLAB_CURSOR, &cursor).expect("a slab");
     }
 }
 
@@ -361,7 +360,7 @@ impl Bench {
         self.fill(&engine, 1, records / 2, 64, &mut untold);
         for (at, reader) in readers.iter().enumerate() {
             reader.pin(if at < 16 { &[1; 4096] } else { &[] });
-            reader.log(&vec![at as u64 + 1; slabs::TOUCHED_WORDS]);
+            reader.log(&vec![at as u64 + 1; slab::TOUCHED_WORDS]);
         }
         let granted = self.measure(
             "grant of half of the pool, 200 full logs",

@@ -195,6 +195,9 @@ pub mod copy;
 pub mod pool;
 
 #[doc(hidden)]
+pub mod index;
+
+#[doc(hidden)]
 pub mod cache;
 
 #[cfg(all(feature = "server", not(loom)))] // tokio has no sockets under loom

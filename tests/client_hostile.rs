@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use client_support::*;
-use kvasir::cache::index::Index;
+use kvasir::cache::Index;
 use kvasir::client::{Client, ClientConfig, KvMemory, StoreOutcome};
 use kvasir::control::{BootInfo, ControlRegion};
 use kvasir::copy::HostMemory;

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use client_support::*;
-use kvasir::cache::ReuseCounters;
 use kvasir::client::{Client, ClientConfig};
+use kvasir::index::counters::ReuseCounters;
 use kvasir::object::ClientKind;
 use serde_json::{Value, json};
 

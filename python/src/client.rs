@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use kvasir::cache::{Condition, ReuseCounters};
 use kvasir::client::{self as native, ClientConfig, LookupAnswer, Pin, Ticket};
+use kvasir::index::conditions::Condition;
+use kvasir::index::counters::ReuseCounters;
 use kvasir::object::{ClientKind, LookupRequest, PayloadPath};
 use kvasir::wire::{Negotiate, RegisterKvCache};
 use pyo3::exceptions::PyValueError;

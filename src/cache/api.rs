@@ -1,12 +1,10 @@
 //! What the server asks of the core and what it is told: plain values, no behaviour.
-//!
-//! May import `geometry`, `keys`, `pool` and this module's `reuse`, `shape` and `tails`.
 
 use crate::object::{ClientKind, GroupRegistration, PayloadPath};
 use std::os::fd::OwnedFd;
 
-use super::conditions::Conditions;
-use super::reuse::{DomainReuse, ReuseCounters};
+use crate::index::conditions::Conditions;
+use crate::index::counters::{ClientCounters, ReuseCounters};
 use crate::keys::ChunkKey;
 
 /// A client for as long as its slab is its own. Never equal to an earlier client of the same slab.
@@ -126,7 +124,7 @@ pub struct PoolStatus {
     pub free: u64,
     /// Objects, visible or kept for a reader.
     pub used: u64,
-    /// Credit of clients and partials.
+    /// Granted space of clients and incomplete objects.
     pub granted: u64,
     /// Not to be touched until a client of an earlier boot is gone.
     pub quarantined: u64,
@@ -158,7 +156,7 @@ pub struct Counters {
     pub discarded_objects: u64,
     /// Items that found no place in the index, and grants for waiting stores that found no space at all.
     pub dropped_stores: u64,
-    /// Partials that ended without becoming an object.
+    /// Incomplete objects that ended without becoming an object.
     pub ended_partials: u64,
     /// Lookups and retrieves that promised less than was there: the client's pins may not keep more.
     pub shortened: u64,
@@ -177,7 +175,7 @@ pub struct ClientStatus {
     pub payload_path: PayloadPath,
     /// Rank and domain when it has registered.
     pub registered: Option<(u32, ChunkKey)>,
-    /// Bytes of credit and of its parts of partials.
+    /// Bytes of granted space and of its parts of incomplete objects.
     pub granted: u64,
     /// Pins it holds in the request form.
     pub pins: u64,
@@ -191,65 +189,15 @@ pub struct ClientStatus {
     pub conditions: Conditions,
 }
 
-/// What a client says of itself in its slab. Any number may be a lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClientCounters {
-    /// Loads.
-    pub loads: u64,
-    /// Bytes loaded.
-    pub loaded_bytes: u64,
-    /// Loads that failed.
-    pub failed_loads: u64,
-    /// Loads whose bytes had been replaced meanwhile.
-    pub stale_loads: u64,
-    /// Objects stored.
-    pub stores: u64,
-    /// Bytes stored.
-    pub stored_bytes: u64,
-    /// Stores given up for want of space.
-    pub dropped_stores: u64,
-    /// Seconds without a server.
-    pub degraded_seconds: u64,
-    /// Loads whose bytes were not those of the checksum.
-    pub corrupt_loads: u64,
-    /// Lookups that needed no message.
-    pub lookups: u64,
-    /// Alignment units that they asked for.
-    pub requested: u64,
-    /// Of them, those that were hit.
-    pub hit: u64,
-    /// Of the lookups, those that promised less than was there.
-    pub shortened: u64,
-    /// Tokens that its requests reused.
+/// What engines of one domain reused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainReuse {
+    /// Seed of the domain; none for engines that have not named one, and for what is no longer kept apart.
+    pub domain: Option<ChunkKey>,
+    /// Name of its model, as its ranks registered it.
+    pub model: String,
+    /// The figures.
     pub tokens: ReuseCounters,
-    /// Bytes of KV that were computed for the first time by requests that store, whether they were stored or not.
-    pub new_bytes: u64,
-}
-
-impl ClientCounters {
-    /// Adds another client's. A lie of one is not to become a panic here, so sums end at the largest number.
-    pub(super) fn add(&mut self, other: &Self) {
-        let pairs = [
-            (&mut self.loads, other.loads),
-            (&mut self.loaded_bytes, other.loaded_bytes),
-            (&mut self.failed_loads, other.failed_loads),
-            (&mut self.stale_loads, other.stale_loads),
-            (&mut self.stores, other.stores),
-            (&mut self.stored_bytes, other.stored_bytes),
-            (&mut self.dropped_stores, other.dropped_stores),
-            (&mut self.degraded_seconds, other.degraded_seconds),
-            (&mut self.corrupt_loads, other.corrupt_loads),
-            (&mut self.lookups, other.lookups),
-            (&mut self.requested, other.requested),
-            (&mut self.hit, other.hit),
-            (&mut self.shortened, other.shortened),
-            (&mut self.new_bytes, other.new_bytes),
-        ];
-        for (sum, more) in pairs {
-            *sum = sum.saturating_add(more);
-        }
-        self.tokens.add(&other.tokens);
-    }
 }
 
 /// The state of the core.

@@ -1,12 +1,10 @@
 //! The audit that recomputes all numbers.
-//!
-//! May import everything of this module.
 
 use std::collections::HashMap;
 
+use super::books::tree::Record;
 use super::core::Core;
 use super::error::CoreError;
-use super::records::Record;
 use crate::object::{Extent, count_frames};
 use crate::pool::RecordState;
 use crate::pool::body::blocks_for;
@@ -22,9 +20,9 @@ impl Core {
         self.audit_totals(&totals)?;
         let mut tree: HashMap<u32, (u32, u32, u32)> = HashMap::new();
         let mut tails: HashMap<u32, u32> = HashMap::new();
-        for (number, record) in self.records.iter() {
+        for (number, record) in self.tree.iter() {
             self.audit_record(number, record)?;
-            if let Some(chunk) = self.records.chunk_before(number)
+            if let Some(chunk) = self.tree.chunk_before(number)
                 && record.state == RecordState::Live
             {
                 *tails.entry(chunk).or_default() |= record.tail;
@@ -42,13 +40,17 @@ impl Core {
         for record in self.pins.records() {
             *pins.entry(record).or_default() += 1;
         }
-        for (number, record) in self.records.iter() {
-            let linked = self.records.linked_children(number);
+        for (number, record) in self.tree.iter() {
+            let linked = self.tree.linked_children(number);
             same("records in the list of children", record.children.into(), linked)?;
             let (children, below, holed) = tree.get(&number).copied().unwrap_or_default();
             let counted = pins.remove(&number).unwrap_or_default();
             same("children of a record", record.children.into(), children.into())?;
-            same("groups beside a record", record.groups.below.into(), below.into())?;
+            same(
+                "groups beside a record",
+                record.groups.groups.into(),
+                below.into(),
+            )?;
             same(
                 "groups with holes beside a record",
                 record.groups.holed.into(),
@@ -64,51 +66,51 @@ impl Core {
     fn audit_totals(&self, totals: &DirectoryTotals) -> Result<(), CoreError> {
         let clients = self.clients.iter().flatten();
         same(
-            "frames of credit",
-            clients.map(|c| c.credit.frames()).sum(),
+            "frames of granted space",
+            clients.map(|c| c.granted.frames()).sum(),
             totals.credit,
         )?;
-        let extents = self.partials.iter().map(|(_, p)| count_frames(&p.extents()));
+        let extents = self.incomplete.iter().map(|(_, p)| count_frames(&p.extents()));
         let wasted = self.waste.iter().map(|waste| waste.held(self));
         let wasted = wasted.collect::<Result<Vec<_>, _>>()?;
         let (wasted, wasted_blocks) = wasted.iter().fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
         same(
-            "frames of partials",
+            "frames of incomplete objects",
             extents.sum::<u64>() + wasted,
             totals.partial,
         )?;
         for client in self.clients.iter().flatten() {
-            let counted = self.partials.frames_of(client.id);
-            let parts = self.partials.iter().flat_map(|(_, partial)| partial.parts());
+            let counted = self.incomplete.frames_of(client.id);
+            let parts = self
+                .incomplete
+                .iter()
+                .flat_map(|(_, incomplete)| incomplete.parts());
             let own = parts.filter(|part| part.by == client.id);
             let found = own.map(|part| count_frames(&part.body.extents)).sum();
             same("frames of a client's parts", counted, found)?;
         }
-        same("live records", self.records.live(), totals.live_records)?;
-        same("records in limbo", self.records.limbo(), totals.limbo_records)?;
-        let undecided = self.records.iter().filter(|(_, r)| r.undecided).count();
+        same("live records", self.tree.live(), totals.live_records)?;
+        same("records in limbo", self.tree.limbo(), totals.limbo_records)?;
+        let undecided = self.tree.iter().filter(|(_, r)| r.undecided).count();
         same(
             "records that are decided about",
             self.sweep.undecided() as u64,
             undecided as u64,
         )?;
-        let incomplete = self.partials.len() + self.waste.len();
-        same("partials", incomplete as u64, totals.partial_records)?;
+        let incomplete = self.incomplete.len() + self.waste.len();
+        same("incomplete objects", incomplete as u64, totals.partial_records)?;
         same("slots of the index", self.index.used_slots(), totals.live_records)?;
         let c = &self.counters;
         same("requested units", c.requested, c.hit + c.miss)?;
-        let pinned = self.records.iter().filter(|(_, r)| r.pins > 0);
+        let pinned = self.tree.iter().filter(|(_, r)| r.pins > 0);
         let pinned = pinned.map(|(_, r)| u64::from(r.frames)).sum();
-        same("pinned frames", self.records.pinned_frames(), pinned)?;
-        let objects = self
-            .records
-            .iter()
-            .filter(|(_, r)| r.state != RecordState::Partial);
+        same("pinned frames", self.tree.pinned_frames(), pinned)?;
+        let objects = self.tree.iter().filter(|(_, r)| r.state != RecordState::Partial);
         let mut blocks = wasted_blocks;
         blocks += self
-            .partials
+            .incomplete
             .iter()
-            .map(|(_, partial)| partial.blocks())
+            .map(|(_, incomplete)| incomplete.blocks())
             .sum::<usize>();
         for (number, _) in objects {
             let words = self.pool.directory.shared_words(number)?[7] & 0xffff_ffff;
@@ -121,10 +123,10 @@ impl Core {
         let directory = &self.pool.directory;
         let state = directory.state(number)?;
         same("state of a record", record.state as u64, state as u64)?;
-        let candidate = self.records.is_candidate(number);
+        let candidate = self.tree.is_candidate(number);
         same(
             "a record that may go",
-            self.records.may_go(number).into(),
+            self.tree.may_go(number).into(),
             candidate.into(),
         )?;
         let id = self.id_of(number)?;
@@ -149,7 +151,7 @@ impl Core {
         }
         if let Some(parent) = record.parent {
             // Leaves first: what hangs under something that is gone would be unreachable, or unprotected.
-            let above = self.records.get(parent).state;
+            let above = self.tree.get(parent).state;
             let fits = match state {
                 RecordState::Live => above == RecordState::Live,
                 RecordState::Limbo => matches!(above, RecordState::Live | RecordState::Limbo),

@@ -1,14 +1,12 @@
 //! Clients that register, leave and die, and what ends with that.
-//!
-//! May import everything of this module.
 
 use super::api::{ClientId, Registration};
 use super::core::{Client, Core, RankRegistration, wrong_chunk_size};
-use super::ends::EndEngine;
 use super::error::CoreError;
-use super::evict::frame_steps;
-use super::grants::RUN_FRAMES;
-use super::turn::{Progress, Turn, Work, finish};
+use super::evict::ends::EndEngine;
+use super::steps::{RUN_FRAMES, frame_steps};
+use super::work::{Progress, Work, finish};
+use crate::index::turn::Turn;
 use crate::object::Extent;
 
 /// Steps of a registration: a look at all clients and at the groups of its domain.
@@ -179,13 +177,13 @@ impl Work for ClientGone {
         if pins.step(core, turn)? == Progress::More || self.unregister.step(core, turn)? == Progress::More {
             return Ok(Progress::More);
         }
-        while let Some(run) = core.client(self.client)?.credit.first() {
+        while let Some(run) = core.client(self.client)?.granted.first() {
             if turn.is_over() {
                 return Ok(Progress::More);
             }
             let piece = Extent::new(run.frame, run.count.min(RUN_FRAMES));
             turn.spend(frame_steps(3, piece.count.into()));
-            core.take_credit(self.client, &[piece])?;
+            core.take_granted(self.client, &[piece])?;
             core.pool.free_granted(&[piece])?;
         }
         // What somebody left half-way may have been this one's.
@@ -205,7 +203,8 @@ impl Work for ClientGone {
 
 impl Core {
     /// Registers one rank, and returns the number of its domain and how many frames its pins may keep. A rank of an
-    /// engine that registers again ends the engine's partials: whatever it stored before may never be completed.
+    /// engine that registers again ends the engine's incomplete objects: whatever it stored before may never be
+    /// completed.
     ///
     /// # Errors
     /// [`CoreError::NotNegotiated`], [`CoreError::UnknownClient`], and those of the layout:
@@ -219,7 +218,7 @@ impl Core {
         finish(self, Register::new(client, registration))
     }
 
-    /// Drops the client's registration and its engine's partials. Objects stay. Fine when there is none.
+    /// Drops the client's registration and its engine's incomplete objects. Objects stay. Fine when there is none.
     ///
     /// # Errors
     /// [`CoreError::UnknownClient`]; [`CoreError::Pool`] when the books are wrong.

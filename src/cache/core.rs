@@ -1,25 +1,26 @@
 //! The core: one owner of pool, index, pins and grants, driven by one thread of the server.
 //!
-//! May import everything of this module. Reading is in `read`, storing in `commit` and `grants`, making
-//! space in `evict`, the books in `status`.
+//! Reading is in `read`, storing in `commit` and `grants`, making space in `evict`, the books in `status`.
 
 use crate::object::PayloadPath;
 use std::collections::{BTreeSet, VecDeque};
 
 use super::api::*;
-use super::credit::Credit;
+use super::books::guarded::Guards;
+use super::books::incomplete::IncompleteObjects;
+use super::books::index::Index;
+use super::books::pins::PinTable;
+use super::books::registry::Registry;
+use super::books::reuse::ReuseByDomain;
+use super::books::scan::PinScan;
+use super::books::share::Granted;
+use super::books::slabs::Slabs;
+use super::books::tree::Tree;
+use super::books::wasted::Waste;
 use super::error::CoreError;
-use super::guards::Guards;
-use super::index::Index;
-use super::partials::Partials;
-use super::pin_scan::Sweep;
-use super::pins::PinTable;
-use super::records::Records;
-use super::registry::Registry;
-use super::reuse::ReuseByDomain;
-use super::slabs::{SLAB_BYTES, Slabs};
-use super::waste::Waste;
 use super::{MAX_CHUNK_TOKENS, SLABS};
+use crate::index::counters::ClientCounters;
+use crate::index::slab::SLAB_BYTES;
 use crate::keys::ChunkKey;
 use crate::object::FRAME_BYTES;
 use crate::pool::body::{NumberPool, chain_blocks};
@@ -27,66 +28,67 @@ use crate::pool::{Pool, PoolConfig, Prefault, PrefaultEvent};
 
 /// What a rank has registered.
 #[derive(Clone, Debug)]
-pub(super) struct RankRegistration {
-    pub(super) domain: u32,
-    pub(super) rank: u32,
+pub(crate) struct RankRegistration {
+    pub(crate) domain: u32,
+    pub(crate) rank: u32,
     /// Object groups and the part of each.
-    pub(super) parts: Vec<(u16, u16)>,
-    pub(super) stores: bool,
-    pub(super) payload_path: PayloadPath,
+    pub(crate) parts: Vec<(u16, u16)>,
+    pub(crate) stores: bool,
+    pub(crate) payload_path: PayloadPath,
     /// Of several ranks, and another client of the engine has registered as this one since: what this client computes
     /// is not what the others' parts belong to.
-    pub(super) replaced: bool,
+    pub(crate) replaced: bool,
 }
 
 #[derive(Debug)]
-pub(super) struct Client {
-    pub(super) id: ClientId,
-    pub(super) info: ClientInfo,
-    pub(super) attached: bool,
-    pub(super) registration: Option<RankRegistration>,
-    pub(super) credit: Credit,
+pub(crate) struct Client {
+    pub(crate) id: ClientId,
+    pub(crate) info: ClientInfo,
+    pub(crate) attached: bool,
+    pub(crate) registration: Option<RankRegistration>,
+    pub(crate) granted: Granted,
     /// What space that is made for it now must not take.
-    pub(super) guards: Guards,
-    /// Commits made, and questions for space that were answered with none; tells which partials other ranks have passed by.
-    pub(super) commits: u64,
+    pub(crate) guards: Guards,
+    /// Commits made, and questions for space that were answered with none; tells which incomplete objects other ranks
+    /// have passed by.
+    pub(crate) commits: u64,
     /// Domain and model that its reuse counts for.
-    pub(super) reuses: Option<(ChunkKey, String)>,
+    pub(crate) reuses: Option<(ChunkKey, String)>,
     /// Domains in which what its engine has begun is yet to end, since it left them.
-    pub(super) left: Vec<u32>,
+    pub(crate) left: Vec<u32>,
 }
 
 /// The cache. All requests are methods; none blocks, none waits for a client.
 #[derive(Debug)]
 pub struct Core {
-    pub(super) pool: Pool,
-    pub(super) index: Index,
-    pub(super) records: Records,
-    pub(super) chains: NumberPool,
+    pub(crate) pool: Pool,
+    pub(crate) index: Index,
+    pub(crate) tree: Tree,
+    pub(crate) chains: NumberPool,
     /// The look at what readers pin.
-    pub(super) sweep: Sweep,
+    pub(crate) sweep: PinScan,
     /// The slab whose touched log is read next.
-    pub(super) touched_next: usize,
-    pub(super) pins: PinTable,
-    pub(super) slabs: Slabs,
-    pub(super) clients: Vec<Option<Client>>,
-    pub(super) registry: Registry,
-    pub(super) partials: Partials,
+    pub(crate) touched_next: usize,
+    pub(crate) pins: PinTable,
+    pub(crate) slabs: Slabs,
+    pub(crate) clients: Vec<Option<Client>>,
+    pub(crate) registry: Registry,
+    pub(crate) incomplete: IncompleteObjects,
     /// What is no object any more and becomes free, one after another.
-    pub(super) waste: VecDeque<Waste>,
-    pub(super) counters: Counters,
+    pub(crate) waste: VecDeque<Waste>,
+    pub(crate) counters: Counters,
     /// The one size of all domains, where there is one.
     chunk_size: Option<u32>,
     /// Every size in force, that one included.
-    pub(super) chunk_sizes: BTreeSet<u32>,
-    pub(super) boot_seq: u64,
-    pub(super) publications: u64,
-    pub(super) prefault_ended: bool,
-    pub(super) pinned_percent: u32,
+    pub(crate) chunk_sizes: BTreeSet<u32>,
+    pub(crate) boot_seq: u64,
+    pub(crate) publications: u64,
+    pub(crate) prefault_ended: bool,
+    pub(crate) pinned_percent: u32,
     /// What clients that have gone reported of themselves.
-    pub(super) departed: ClientCounters,
+    pub(crate) departed: ClientCounters,
     /// Of that, the tokens by domain.
-    pub(super) departed_reuse: ReuseByDomain,
+    pub(crate) departed_reuse: ReuseByDomain,
     max_clients: usize,
 }
 
@@ -112,15 +114,15 @@ impl Core {
         let frames = pool.frames();
         Ok(Self {
             index: Index::create(frames)?,
-            records: Records::new(frames),
+            tree: Tree::new(frames),
             chains: NumberPool::new(chain_blocks(frames)),
-            sweep: Sweep::new(frames),
+            sweep: PinScan::new(frames),
             touched_next: 0,
             pins: PinTable::new(config.max_pins_per_client, config.max_pinned_objects_per_client),
             slabs: Slabs::create()?,
             clients: (0..SLABS).map(|_| None).collect(),
             registry: Registry::default(),
-            partials: Partials::default(),
+            incomplete: IncompleteObjects::default(),
             waste: VecDeque::new(),
             counters: Counters::default(),
             chunk_size: None,
@@ -162,7 +164,7 @@ impl Core {
     }
 
     /// No more of the pool will become present: from now on space is made by evicting. (Before, a store that
-    /// is ahead of the prefault gets less credit rather than somebody's objects.)
+    /// is ahead of the prefault gets less space rather than somebody's objects.)
     pub fn prefault_ended(&mut self) {
         self.prefault_ended = true;
     }
@@ -185,7 +187,7 @@ impl Core {
             info,
             attached: false,
             registration: None,
-            credit: Credit::default(),
+            granted: Granted::default(),
             guards: Guards::default(),
             commits: 0,
             reuses: None,
@@ -237,7 +239,7 @@ impl Core {
         Ok(self.client(client)?.attached && !self.slabs.is_locked(client.slab)?)
     }
 
-    /// Records the chunk size of all domains. The same size again is fine.
+    /// Tree the chunk size of all domains. The same size again is fine.
     ///
     /// # Errors
     /// [`CoreError::InvalidArgument`] for 0, more than a chunk can have, or another size than before.
@@ -251,7 +253,7 @@ impl Core {
         Ok(())
     }
 
-    /// Records the chunk size of some domains, beside those of others. The same size again is fine.
+    /// Tree the chunk size of some domains, beside those of others. The same size again is fine.
     ///
     /// # Errors
     /// [`CoreError::InvalidArgument`] for 0, more than a chunk can have, or when one size holds for all domains.
@@ -266,8 +268,8 @@ impl Core {
         Ok(())
     }
 
-    /// Says which domain a client looks up in, and which model that is: what it reuses counts for that one, also what it
-    /// has counted before.
+    /// Says which domain a client looks up in, and which model that is: what it reuses counts for that one, also what
+    /// it has counted before.
     ///
     /// # Errors
     /// [`CoreError::UnknownClient`].
@@ -282,21 +284,21 @@ impl Core {
     }
 
     /// Nothing is cached before some chunk size is in force.
-    pub(super) fn require_chunk_size(&self) -> Result<(), CoreError> {
+    pub(crate) fn require_chunk_size(&self) -> Result<(), CoreError> {
         if self.chunk_sizes.is_empty() {
             return Err(CoreError::NotNegotiated);
         }
         Ok(())
     }
 
-    pub(super) fn client(&self, id: ClientId) -> Result<&Client, CoreError> {
+    pub(crate) fn client(&self, id: ClientId) -> Result<&Client, CoreError> {
         let client = self.clients.get(usize::from(id.slab)).and_then(Option::as_ref);
         client
             .filter(|c| c.id == id)
             .ok_or(CoreError::UnknownClient { slab: id.slab })
     }
 
-    pub(super) fn client_mut(&mut self, id: ClientId) -> Result<&mut Client, CoreError> {
+    pub(crate) fn client_mut(&mut self, id: ClientId) -> Result<&mut Client, CoreError> {
         let client = self
             .clients
             .get_mut(usize::from(id.slab))
@@ -306,8 +308,8 @@ impl Core {
             .ok_or(CoreError::UnknownClient { slab: id.slab })
     }
 
-    /// A client that may hold credit.
-    pub(super) fn attached(&self, id: ClientId) -> Result<&Client, CoreError> {
+    /// A client that may hold granted space.
+    pub(crate) fn attached(&self, id: ClientId) -> Result<&Client, CoreError> {
         let client = self.client(id)?;
         if !client.attached {
             return Err(CoreError::NotAttached { slab: id.slab });
@@ -316,7 +318,7 @@ impl Core {
     }
 }
 
-pub(super) fn wrong_chunk_size(tokens: u32, expected: &'static str) -> CoreError {
+pub(crate) fn wrong_chunk_size(tokens: u32, expected: &'static str) -> CoreError {
     CoreError::InvalidArgument {
         field: "chunk size",
         value: tokens.into(),

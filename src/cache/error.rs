@@ -1,6 +1,4 @@
 //! Why the core refuses a request. Each variant has the number of its code in `schema/admin.fbs`.
-//!
-//! May import `geometry`, `pool`, `shm`.
 
 use crate::geometry::Bytes;
 use crate::object::Extent;

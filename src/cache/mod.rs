@@ -1,81 +1,58 @@
-//! The cache core: index, records, pins, grants, eviction, lookup over object groups.
+//! The server's half of the cache: what is stored, what goes, and what is answered.
 //!
-//! May import everything up to `pool`. No unsafe code.
+//! [`Core`] is what the server drives, from one thread: every request is a method, or a [`Work`] in turns. What
+//! clients may do by themselves is in [`crate::index`].
 //!
-//! [`Core`] is what the server drives, from one thread: every request is a method. Clients use the read
-//! side only: [`direct`] over their own read-only mapping of the [`index`], with the [`pin_words`] of their slab.
+//! ```text
+//! core     the state, and who its clients are
+//! books    what the state consists of
+//! store    from a grant of space to a visible object
+//! evict    what goes, and how its frames become free
+//! answer   lookups, retrieves and their pins
+//! clients  ranks register, leave and die
+//! status   figures; audit recomputes them all
+//! api      what is asked and told; error what can go wrong
+//! work     requests that are cut to fit turns; steps what their movements cost
+//! ```
 //!
 //! The order of words is the contract of docs/shm-layout.md; `loom` checks it on a miniature.
 
+mod answer;
 mod api;
 mod audit;
-mod chunked;
+mod books;
 mod clients;
-mod commit;
-mod committing;
-mod conditions;
 mod core;
-mod credit;
-pub mod direct;
-mod discard;
-mod ends;
 mod error;
 mod evict;
-mod filling;
-mod grants;
-mod guards;
-pub mod index;
-mod keeping;
-mod kept;
-mod looking;
-mod lookup;
 #[cfg(all(test, loom))]
+#[path = "tests/loom.rs"]
 mod loom;
-mod meter;
-mod partials;
-mod pin_scan;
-pub mod pin_words;
-mod pins;
-mod place;
-mod policy;
-mod prepared;
-mod probe;
-mod publish;
-mod read;
-pub mod record;
-mod records;
-mod registry;
-mod retrieving;
-mod reuse;
-mod runs;
-pub mod slabs;
-mod space;
 mod status;
-mod sweep;
+mod steps;
+mod store;
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod touching;
-mod trunks;
-pub mod turn;
-mod waste;
+mod work;
 
-pub use self::conditions::{Condition, Conditions};
 pub use self::core::Core;
+pub use answer::lookup::Looking;
+pub use answer::release::{EndingSession, Releasing};
+pub use answer::retrieve::Retrieving;
 pub use api::*;
+pub use books::index::Index;
+pub use books::policy::{EvictionPolicy, Lru, Position};
+pub use books::registry::{MAX_DOMAIN_GROUPS, MAX_DOMAINS, MAX_PARTS, MAX_REGISTERED_PARTS};
+pub use books::reuse::MAX_REUSE_DOMAINS;
 pub use clients::{ClientGone, Disconnected, Register, Unregister};
-pub use committing::Committing;
-pub use discard::Discard;
 pub use error::CoreError;
-pub use evict::Clear;
-pub use grants::{Abort, Grant};
-pub use looking::Looking;
-pub use pin_scan::Tidy;
-pub use policy::{EvictionPolicy, Lru, Place};
-pub use read::{EndingSession, Releasing};
-pub use registry::{MAX_DOMAINS, MAX_GROUPS, MAX_PARTS, MAX_REGISTERED_PARTS};
-pub use retrieving::Retrieving;
-pub use reuse::{DomainReuse, MAX_REUSE_DOMAINS, REUSE_WORDS, ReuseCounters};
+pub use evict::clear::Clear;
+pub use evict::discard::Discard;
+pub use evict::pin_scan::Tidy;
 pub use status::Reporting;
+pub use store::committing::Committing;
+pub use store::grants::{Abort, Grant};
+pub use work::{Progress, Work, finish};
 
 pub use crate::geometry::MAX_CHUNK_TOKENS;
 

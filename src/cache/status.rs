@@ -1,13 +1,12 @@
 //! Numbers for status.
-//!
-//! May import everything of this module.
 
 use super::SLABS;
 use super::api::{ClientId, ClientStatus, CoreStatus, Counters, PoolStatus};
 use super::core::Core;
 use super::error::CoreError;
-use super::slabs::record_of;
-use super::turn::{Progress, Turn, Work};
+use super::work::{Progress, Work};
+use crate::index::slab::record_of;
+use crate::index::turn::Turn;
 use crate::object::FRAME_BYTES;
 use crate::pool::accounting::Class;
 
@@ -113,7 +112,7 @@ impl Reporting {
         {
             turn.spend(1);
             self.own.push(record);
-            let entry = core.records.get(record);
+            let entry = core.tree.get(record);
             if self.pinned.insert(record) && entry.pins == 0 {
                 self.pinned_frames += u64::from(entry.frames);
             }
@@ -136,7 +135,7 @@ impl Reporting {
         };
         let mut up = None;
         if self.kept.insert(record) {
-            let entry = core.records.get(record);
+            let entry = core.tree.get(record);
             if !core.is_kept(client, record) {
                 self.kept_frames += u64::from(entry.frames);
             }
@@ -194,9 +193,9 @@ impl Reporting {
         }
         Some(CoreStatus {
             pool,
-            objects: core.records.live(),
-            limbo: core.records.limbo(),
-            partials: core.partials.len() as u64,
+            objects: core.tree.live(),
+            limbo: core.tree.limbo(),
+            partials: core.incomplete.len() as u64,
             domains: core.registry.len() as u64,
             counters,
             clients,
@@ -228,7 +227,7 @@ impl Core {
             used: bytes(Class::Used),
             granted: bytes(Class::Granted),
             quarantined: bytes(Class::Quarantined),
-            pinned: self.records.pinned_frames() * FRAME_BYTES,
+            pinned: self.tree.pinned_frames() * FRAME_BYTES,
         };
         (self.counters, pool)
     }
@@ -244,7 +243,7 @@ impl Core {
             attached: client.attached,
             payload_path: registration.map(|r| r.payload_path).unwrap_or_default(),
             registered: domain,
-            granted: (client.credit.frames() + self.partials.frames_of(client.id)) * FRAME_BYTES,
+            granted: (client.granted.frames() + self.incomplete.frames_of(client.id)) * FRAME_BYTES,
             pins: self.pins.count(client.id) as u64,
             pin_words: own.len() as u64,
             kept: (self.pins.kept_frames(client.id) + kept) * FRAME_BYTES,

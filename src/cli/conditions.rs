@@ -2,7 +2,7 @@
 //!
 //! May import `cache`.
 
-use crate::cache::Condition;
+use crate::index::conditions::Condition;
 
 /// What it comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -43,10 +43,10 @@ pub use self::payload::load::LoadRequest;
 pub use self::payload::request::{StoreOutcome, StoreRequest};
 
 // What calls take and answers hold, from where it is defined.
-pub use crate::cache::ReuseCounters;
 pub use crate::control::{ControlView, Counter, Health};
 pub use crate::copy::HostMemory;
 pub use crate::geometry::ObjectKind;
+pub use crate::index::counters::ReuseCounters;
 pub use crate::object::{
     ClientKind, GroupRegistration, GroupSpan, LoadItem, Lookup, LookupRequest, ObjectId, PayloadPath, Tail,
     TailList, Tails,

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::config::{ChunkSizeConfig, DEFAULT_CHUNK_TOKENS, Minimum};
 use super::error::BindError;
-use super::request::{MAX_GROUPS, NegotiateRequest, Negotiated, check_request, select_size};
+use super::request::{MAX_KV_CACHE_GROUPS, NegotiateRequest, Negotiated, check_request, select_size};
 use super::word::{BindState, ChunkWord};
 use crate::geometry::chunk::resolve_chunk;
 use crate::object::{GroupSpan, GroupSpans};
@@ -253,10 +253,10 @@ impl<W: WordCell> Binding<W> {
     /// [`BindError::NotNegotiated`], or [`BindError::SpanIncompatible`] with all the groups that do not fit.
     pub fn recheck(&self, spans: &[GroupSpan]) -> Result<u32, BindError> {
         let chunk_size = self.require_bound()?;
-        if spans.len() > MAX_GROUPS {
+        if spans.len() > MAX_KV_CACHE_GROUPS {
             return Err(BindError::TooManyGroups {
                 given: spans.len(),
-                limit: MAX_GROUPS,
+                limit: MAX_KV_CACHE_GROUPS,
             });
         }
         if spans.iter().all(|span| span.tokens == 0) {

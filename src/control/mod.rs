@@ -23,5 +23,5 @@ pub use domains::DomainBindings;
 pub use error::BindError;
 pub use fields::{Counter, Health};
 pub use region::{BootInfo, ChunkSizeCell, ControlError, ControlRegion, ControlView};
-pub use request::{DomainId, MAX_BINDING_DOMAINS, MAX_GROUPS, NegotiateRequest, Negotiated};
+pub use request::{DomainId, MAX_BINDING_DOMAINS, MAX_KV_CACHE_GROUPS, NegotiateRequest, Negotiated};
 pub use word::{BindState, ChunkWord, WordError};

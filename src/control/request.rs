@@ -7,7 +7,7 @@ use crate::geometry::chunk::{self, ChunkError, MAX_CHUNK_TOKENS, Warning, near_c
 use crate::object::{GroupSpan, GroupSpans};
 
 /// More KV cache groups than any model has.
-pub const MAX_GROUPS: usize = 1024;
+pub const MAX_KV_CACHE_GROUPS: usize = 1024;
 
 /// Names what shares a chunk size when each model has its own.
 pub type DomainId = [u8; 32];
@@ -42,10 +42,10 @@ pub struct Negotiated {
 /// Checks the numbers of a request against each other, before any state is looked at.
 pub(super) fn check_request(request: &NegotiateRequest) -> Result<Vec<Warning>, BindError> {
     let alignment = request.required_alignment;
-    if request.spans.len() > MAX_GROUPS {
+    if request.spans.len() > MAX_KV_CACHE_GROUPS {
         return Err(BindError::TooManyGroups {
             given: request.spans.len(),
-            limit: MAX_GROUPS,
+            limit: MAX_KV_CACHE_GROUPS,
         });
     }
     let arithmetic = |source| BindError::Arithmetic {

@@ -17,7 +17,7 @@ use super::offload::{self, LONG_BYTES, reply_bytes};
 use super::outbox::{Full, Outbox};
 use super::peer::Peer;
 use super::state::{ConnectionCount, Server};
-use crate::cache::turn::Turn;
+use crate::index::turn::Turn;
 use crate::shm::fdpass::{FdPassError, recv_with_fds};
 use crate::wire::{
     DecodeError, EncodeError, ErrorCode, FrameError, FrameReader, Reply, Request, WireError, decode_request,

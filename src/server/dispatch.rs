@@ -13,14 +13,14 @@ use super::journal::one_line;
 use super::peer::Peer;
 use super::state::Server;
 use super::status::{self, SessionInfo};
-use crate::cache::turn::{Progress, Turn, Work};
 use crate::cache::{
-    Abort, Clear, ClientId, ClientInfo, Committing, Core, Discard, EndingSession, Grant, Looking, Register,
-    Releasing, Retrieving, Unregister,
+    Abort, Clear, ClientId, ClientInfo, Committing, Core, Discard, EndingSession, Grant, Looking, Progress,
+    Register, Releasing, Retrieving, Unregister, Work,
 };
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
 use crate::geometry::chunk;
+use crate::index::turn::Turn;
 use crate::keys::{ChunkKey, DomainFields};
 use crate::object::{CommitRequest, FRAME_BYTES, Lookup, PayloadPath, RetrieveRequest};
 use crate::wire::{

@@ -15,8 +15,8 @@ use tracing::{debug, warn};
 use super::dispatch::next_turn;
 use super::liveness;
 use super::state::Server;
-use crate::cache::turn::{Progress, Turn, Work};
-use crate::cache::{ClientGone, ClientId, CoreError, Disconnected, Tidy};
+use crate::cache::{ClientGone, ClientId, CoreError, Disconnected, Progress, Tidy, Work};
+use crate::index::turn::Turn;
 
 /// Clients that are to be taken down.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::cache::turn::Turn;
+use crate::index::turn::Turn;
 use crate::shm::fdpass::send_with_fds;
 use crate::wire::MAX_FRAME_BYTES;
 

@@ -15,14 +15,13 @@ use super::journal::one_line;
 use super::peer::Peer;
 use super::state::Server;
 use super::{dispatch, offload};
-use crate::cache::slabs::PIN_WORDS;
-use crate::cache::turn::Turn;
-use crate::cache::{
-    ClientCounters, ClientId, ClientStatus, Condition, CoreStatus, DomainReuse, MAX_DOMAINS, Reporting,
-    ReuseCounters,
-};
+use crate::cache::{ClientId, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, Reporting};
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::geometry::ObjectKind;
+use crate::index::conditions::Condition;
+use crate::index::counters::{ClientCounters, ReuseCounters};
+use crate::index::slab::PIN_WORDS;
+use crate::index::turn::Turn;
 use crate::keys::ChunkKey;
 use crate::object::{ClientKind, FRAME_BYTES, GroupRegistration, PayloadPath};
 use crate::wire::{Hello, RegisterKvCache, WireError};

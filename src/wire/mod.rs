@@ -61,7 +61,7 @@ pub const MAX_ITEMS: usize = 16384;
 /// The most extents of one message.
 pub const MAX_EXTENTS: usize = 131_072;
 /// The most KV cache groups, or object groups, of a negotiation or registration.
-pub const MAX_GROUPS: usize = 1024;
+pub const MAX_MESSAGE_GROUPS: usize = 1024;
 /// The longest peer name in bytes.
 pub const MAX_NAME_BYTES: usize = 128;
 /// The longest field of a domain in bytes.

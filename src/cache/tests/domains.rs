@@ -42,7 +42,7 @@ fn skip(rig: &mut Rig, seed: u8, peer: &Peer, part: u16, chunk: u32) -> CommitOu
     rig.commit(peer, &[item], &[]).unwrap().outcomes[0]
 }
 
-fn partials(rig: &Rig) -> u64 {
+fn incomplete_objects(rig: &Rig) -> u64 {
     rig.core.status().partials
 }
 
@@ -54,7 +54,7 @@ fn a_skip_in_another_domain_of_the_same_engine_ends_nothing() {
     let b = join(&mut rig, 2, 99, 100);
     assert_eq!(put(&mut rig, 1, &a, 0, 0), PartAccepted);
     assert_eq!(skip(&mut rig, 2, &b, 99, 0), Skipped);
-    assert_eq!(partials(&rig), 1);
+    assert_eq!(incomplete_objects(&rig), 1);
     rig.audit();
     assert_eq!(put(&mut rig, 1, &a1, 1, 0), Published);
     rig.audit();
@@ -67,13 +67,13 @@ fn a_part_of_another_domain_completes_nothing() {
     let b1 = join(&mut rig, 2, 1, 2);
     assert_eq!(put(&mut rig, 1, &a, 0, 0), PartAccepted);
     assert_eq!(put(&mut rig, 2, &b1, 1, 0), PartAccepted);
-    assert_eq!((partials(&rig), rig.core.status().objects), (2, 0));
+    assert_eq!((incomplete_objects(&rig), rig.core.status().objects), (2, 0));
     // Nor does what follows hang under the other's.
     assert_eq!(put(&mut rig, 2, &b1, 1, 1), PartAccepted);
     rig.audit();
     // The name is given to the one that is complete first; the other's can never be, nor what hangs under it.
     assert_eq!(put(&mut rig, 1, &a1, 1, 0), Published);
-    assert_eq!((partials(&rig), rig.core.status().objects), (0, 1));
+    assert_eq!((incomplete_objects(&rig), rig.core.status().objects), (0, 1));
     rig.audit();
 }
 
@@ -114,19 +114,19 @@ fn a_rank_that_registers_again_ends_only_what_is_of_its_domain() {
     let _a1 = join(&mut rig, 1, 1, 2);
     assert_eq!(put(&mut rig, 1, &a, 0, 0), PartAccepted);
     let _other = join(&mut rig, 2, 0, 2);
-    assert_eq!(partials(&rig), 1, "rank 0 of another domain");
+    assert_eq!(incomplete_objects(&rig), 1, "rank 0 of another domain");
     let mut gone = join(&mut rig, 2, 1, 2);
     gone.die();
     assert!(rig.core.client_gone(gone.id).unwrap());
-    assert_eq!(partials(&rig), 1);
+    assert_eq!(incomplete_objects(&rig), 1);
     let again = join(&mut rig, 1, 0, 2);
-    assert_eq!(partials(&rig), 0);
+    assert_eq!(incomplete_objects(&rig), 0);
     // A client that goes to another domain leaves what it began behind.
     assert_eq!(put(&mut rig, 1, &again, 0, 0), PartAccepted);
     rig.seed = ChunkKey::from_bytes([3; 32]);
     rig.register(&again, 0, 1, &[group(0, ObjectKind::Full, 1, 0)])
         .unwrap();
-    assert_eq!(partials(&rig), 0);
+    assert_eq!(incomplete_objects(&rig), 0);
     rig.audit();
 }
 
@@ -378,7 +378,8 @@ fn apply(rig: &mut Rig, peers: &mut [(Peer, u8)], op: &Hostile) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
-    /// Whatever numbers the clients of two domains send, nothing panics, the books hold, and nobody is given the other's.
+    /// Whatever numbers the clients of two domains send, nothing panics, the books hold, and nobody is given the
+    /// other's.
     #[test]
     fn hostile_numbers_of_two_domains(ops in prop::collection::vec(hostile(), 1..60)) {
         let mut rig = Rig::new(96);

@@ -187,7 +187,7 @@ fn a_superseded_tail_leaves_its_state_behind() {
     assert_eq!(rig.lookup(&engine, 1, 2, &tails).hit_tokens, 96);
     rig.core.end_session(engine.id, 1).unwrap();
     let record = rig.record(tail_key, 0).unwrap();
-    assert!(!rig.core.records.may_go(record), "a state hangs under it");
+    assert!(!rig.core.tree.may_go(record), "a state hangs under it");
     let seed = rig.seed;
     let supersedes = [ObjectId {
         key: tail_key,
@@ -205,7 +205,7 @@ fn a_superseded_tail_leaves_its_state_behind() {
             },
         )
         .unwrap();
-    assert!(rig.core.records.may_go(record));
+    assert!(rig.core.tree.may_go(record));
     rig.core.evict_one(record).unwrap();
     rig.audit();
     // The same boundary: attention from the front of the full chunk, the state from the tail.
@@ -308,7 +308,7 @@ fn put_and_renew(rig: &mut Rig, engine: &Peer, prompt: u32, chunk: u32) -> u64 {
 }
 
 #[test]
-fn credit_for_stores_to_come_does_not_take_what_was_just_stored() {
+fn space_for_stores_to_come_does_not_take_what_was_just_stored() {
     let mut rig = Rig::new(32);
     let engine = rig.engine(1, FULL);
     rig.put_chain(&engine, 1, 7);
@@ -329,7 +329,7 @@ fn credit_for_stores_to_come_does_not_take_what_was_just_stored() {
 }
 
 #[test]
-fn credit_for_stores_to_come_does_not_end_a_partial_that_may_be_completed() {
+fn space_for_stores_to_come_does_not_end_an_incomplete_object_that_may_be_completed() {
     let mut rig = Rig::new(32);
     let engine = rig.engine(1, FULL);
     rig.put_chain(&engine, 1, 6);
@@ -380,9 +380,9 @@ fn touches_of_clients_that_read_by_themselves_count() {
     let record = rig.record(key(0, 0, CHUNK), 0).unwrap();
     engine
         .slab
-        .store_words(slabs::SLAB_TOUCHED, &[u64::from(record) + 1])
+        .store_words(slab::SLAB_TOUCHED, &[u64::from(record) + 1])
         .unwrap();
-    engine.slab.store_words(slabs::SLAB_CURSOR, &[1]).unwrap();
+    engine.slab.store_words(slab::SLAB_CURSOR, &[1]).unwrap();
     rig.put_chain(&engine, 9, 1);
     assert_eq!(rig.resident(0, 1), [0]);
     assert_eq!(rig.resident(1, 1), [] as [u32; 0]);

@@ -58,7 +58,7 @@ fn a_group_that_was_evicted_shortens_the_hit() {
     rig.core.end_session(engine.id, 1).unwrap();
     let window = rig.record(key(1, 2, CHUNK), 1).unwrap();
     let full = rig.record(key(1, 2, CHUNK), 0).unwrap();
-    assert!(!rig.core.records.may_go(full), "window and state hang under it");
+    assert!(!rig.core.tree.may_go(full), "window and state hang under it");
     rig.core.evict_one(window).unwrap();
     assert_eq!(rig.lookup(&engine, 1, 3, &[]).hit_tokens, 128);
     rig.core.end_session(engine.id, 1).unwrap();

@@ -3,7 +3,7 @@
 mod domains;
 mod evict;
 mod groups;
-mod partials;
+mod incomplete;
 mod pieces;
 mod pins;
 mod random;
@@ -17,10 +17,12 @@ mod turns;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::lookup::{Limits, Presence, Source, TailPresence, plan};
-use super::pin_words::PinWords;
 use super::*;
 use crate::geometry::ObjectKind;
+use crate::index::pin_words::PinWords;
+use crate::index::presence::{Limits, Presence, Source, TailPresence};
+use crate::index::sweep::tests::plan;
+use crate::index::{local, slab};
 use crate::keys::ChunkKey;
 use crate::object::*;
 use crate::shm::lock::try_lock_byte;
@@ -56,10 +58,10 @@ impl Peer {
         let value = record.map_or(0, |r| u64::from(r) + 1);
         let high = word as u64 + 1;
         self.slab
-            .store_words(slabs::SLAB_HIGH_WATER, &[high.max(8)])
+            .store_words(slab::SLAB_HIGH_WATER, &[high.max(8)])
             .unwrap();
         self.slab
-            .store_words(slabs::SLAB_PINS + word * 8, &[value])
+            .store_words(slab::SLAB_PINS + word * 8, &[value])
             .unwrap();
     }
 
@@ -304,7 +306,7 @@ impl Rig {
         let (number, domain) = self.core.registry.find(&self.seed).unwrap();
         let shape = domain.shape(number, u64::MAX);
         let reader = self.core.index.reader();
-        let found = direct::look_up(&reader, &shape, &request, &mut peer.words, || true);
+        let found = local::look_up(&reader, &shape, &request, &mut peer.words, || true);
         found.unwrap().answer
     }
 
@@ -364,7 +366,7 @@ impl Rig {
         );
         let reader = self.core.index.reader();
         let (found, shortened) =
-            direct::retrieve(&reader, domain, u64::MAX, &request, &mut peer.words, || true).unwrap();
+            local::retrieve(&reader, domain, u64::MAX, &request, &mut peer.words, || true).unwrap();
         assert!(!shortened);
         peer.words.release(found.pin);
         found

@@ -1,7 +1,8 @@
 //! Objects of more runs and frames than a turn has steps: they are checked, stored, published and freed piece by piece.
 
-use super::super::turn::{Progress, TURN_STEPS, Turn, Work};
 use super::*;
+use crate::cache::{Progress, Work};
+use crate::index::turn::{TURN_STEPS, Turn};
 
 /// An object of one part in these runs.
 struct Big {
@@ -242,7 +243,7 @@ fn an_object_that_ends_while_it_is_stored_is_dropped() {
         let mut ended = false;
         let (outcome, turns) = big.commit_slowly(|core, turns| {
             if turns == at {
-                ended = core.partials.len() > 0;
+                ended = core.incomplete.len() > 0;
                 core.clear().unwrap();
                 core.audit().unwrap();
             }

@@ -1,5 +1,7 @@
 //! How much of the pool the pins of one client may keep.
 
+use std::borrow::Cow;
+
 use super::*;
 use CommitOutcome::*;
 
@@ -185,7 +187,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
         );
         false
     };
-    let missed = direct::look_up(&reader, &shape, &request, &mut peer.words, never).unwrap();
+    let missed = local::look_up(&reader, &shape, &request, &mut peer.words, never).unwrap();
     assert_eq!(
         (asked.get(), missed.answer.hit_tokens, missed.answer.pin),
         (3, 0, 0)
@@ -197,7 +199,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
         asked.set(asked.get() + 1);
         asked.get() == 2
     };
-    let found = direct::look_up(&reader, &shape, &request, &mut peer.words, at_last).unwrap();
+    let found = local::look_up(&reader, &shape, &request, &mut peer.words, at_last).unwrap();
     assert_eq!((asked.get(), found.answer.hit_tokens), (2, 3 * u64::from(CHUNK)));
     assert_eq!(pinned(peer.id), 1);
     peer.words.end_session(7);
@@ -208,7 +210,90 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
         domain: number + 1,
         ..shape
     };
-    let other = direct::look_up(&reader, &old, &request, &mut peer.words, || true);
-    assert_eq!(other, Err(direct::OtherDomain));
+    let other = local::look_up(&reader, &old, &request, &mut peer.words, || true);
+    assert_eq!(other, Err(local::OtherDomain));
     assert_eq!(pinned(peer.id), 0);
+}
+
+/// Tails of which there are none. Who asks for them is past the chunks of the prompt: then states go.
+#[derive(Debug)]
+struct Vanishing<'a> {
+    index: &'a Index,
+    chunks: &'a [u32],
+}
+
+impl Tails for Vanishing<'_> {
+    fn last_chunk(&self, _: u32) -> Option<u32> {
+        for chunk in self.chunks {
+            let id = ObjectId {
+                key: key(1, *chunk, CHUNK),
+                group: 1,
+            };
+            if let Some(record) = self.index.reader().probe(&id) {
+                self.index.kill(record, &id);
+            }
+        }
+        None
+    }
+
+    fn all(&self) -> Cow<'_, [Tail]> {
+        Cow::Borrowed(&[])
+    }
+
+    fn of(&self, _: u32) -> Cow<'_, [Tail]> {
+        Cow::Borrowed(&[])
+    }
+
+    fn end(&self, _: u32) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn a_vanished_object_shrinks_the_hit_and_too_many_end_it() {
+    // Of each plan the state at its end is gone: two plans fail and the third holds, or three fail. The last one begins
+    // with half of the prompt, since all of it is more than pins may keep.
+    for (gone, chunks, kept_frames_max) in [
+        (&[5, 4][..], 4, u64::MAX),
+        (&[5, 4, 3], 0, u64::MAX),
+        (&[2, 1, 0], 0, 20),
+    ] {
+        let mut rig = Rig::new(64);
+        let mut peer = rig.engine(1, &[ObjectKind::Full, ObjectKind::Recurrent]);
+        rig.put_chain(&peer, 1, 6);
+        for chunk in 0..6 {
+            let (key, parent) = chain(1, chunk);
+            let state = ObjectId { key, group: 1 };
+            assert_eq!(rig.try_put(&peer, state, parent, CHUNK, 0, UNIT), Some(Published));
+        }
+        let keys: Vec<_> = (0..6).map(|c| key(1, c, CHUNK)).collect();
+        let request = LookupRequest {
+            domain_seed: rig.seed,
+            label: 7,
+            keys: &keys,
+            tails: &Vanishing {
+                index: &rig.core.index,
+                chunks: gone,
+            },
+            max_tokens: u64::MAX,
+            local_tokens: 0,
+            pin: true,
+            describe: false,
+        };
+        let (number, domain) = rig.core.registry.find(&rig.seed).unwrap();
+        let shape = domain.shape(number, kept_frames_max);
+        let reader = rig.core.index.reader();
+        let found = local::look_up(&reader, &shape, &request, &mut peer.words, || true).unwrap();
+        assert_eq!(found.answer.hit_tokens, chunks * u64::from(CHUNK));
+        let named: Vec<(u16, u32)> = found
+            .answer
+            .loads
+            .iter()
+            .map(|load| (load.id.group, load.chunk))
+            .collect();
+        match chunks {
+            0 => assert!(named.is_empty() && found.answer.pin == 0),
+            _ => assert_eq!(named, [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3)]),
+        }
+    }
 }

@@ -175,7 +175,7 @@ fn a_rank_that_waits_in_vain_for_others_is_not_stuck() {
 }
 
 #[test]
-fn credit_that_is_held_ahead_is_a_small_part_however_many_hold_it() {
+fn space_that_is_held_ahead_is_a_small_part_however_many_hold_it() {
     let mut rig = Rig::new(1024);
     let engines: Vec<Peer> = (0..40).map(|instance| rig.engine(instance, FULL)).collect();
     let ahead = GrantRequest {

@@ -136,7 +136,7 @@ impl World {
             } => self.store(prompt, chunk, tokens, group, holed),
             Op::Evict { chunk, tokens, group } => {
                 if let Some(record) = self.rig.record(key(1, chunk, tokens), group)
-                    && self.rig.core.records.may_go(record)
+                    && self.rig.core.tree.may_go(record)
                 {
                     self.rig.core.evict_one(record).unwrap();
                 }
@@ -145,7 +145,7 @@ impl World {
                 if let Some(record) = self.rig.record(key(1, chunk, tokens), 0)
                     && tokens < CHUNK
                 {
-                    self.rig.core.records.supersede(record);
+                    self.rig.core.tree.supersede(record);
                 }
             }
             Op::Lookup { max_tokens } => self.look_up(max_tokens),

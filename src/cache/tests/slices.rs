@@ -1,7 +1,7 @@
 //! Reads that take several turns: how many steps, and what others do between them.
 
-use super::turn::{Progress, TURN_STEPS, Turn, Work};
 use super::*;
+use crate::index::turn::{TURN_STEPS, Turn};
 use proptest::prelude::*;
 
 /// Steps of each turn that some work takes. A turn may be overdrawn by what one movement costs.
@@ -463,7 +463,7 @@ fn a_lookup_beyond_the_objects_that_one_client_may_name_holds_nothing() {
     let mut rig = Rig::new(2048);
     let peer = member(&mut rig, 1, &[ObjectKind::Full]);
     fill(&mut rig, &peer, 1, 0, ObjectKind::Full, 1000);
-    rig.core.pins = crate::cache::pins::PinTable::new(10, 700);
+    rig.core.pins = crate::cache::books::pins::PinTable::new(10, 700);
     let asked = Asked::new(1, 1000, Vec::new());
     let request = asked.request(&rig, true);
     let refused = rig.core.lookup(peer.id, &request);

@@ -265,11 +265,11 @@ fn a_retry_is_published_and_a_second_copy_gives_its_space_back() {
 }
 
 #[test]
-fn one_commit_stores_a_step_and_renews_the_credit() {
+fn one_commit_stores_a_step_and_renews_the_grant() {
     let mut rig = Rig::new(128);
     let engine = rig.engine(1, FULL);
-    let credit = rig.core.grant(engine.id, 20 * FRAME_BYTES).unwrap();
-    let start = credit[0].frame;
+    let granted = rig.core.grant(engine.id, 20 * FRAME_BYTES).unwrap();
+    let start = granted[0].frame;
     let extents: Vec<_> = (0..4).map(|i| Extent::new(start + i * 4, 4)).collect();
     let items = [
         item(id(1, 0), None, 0, 1),
@@ -301,7 +301,7 @@ fn one_commit_stores_a_step_and_renews_the_credit() {
 }
 
 #[test]
-fn credit_is_bounded_but_never_less_than_one_object() {
+fn space_is_bounded_but_never_less_than_one_object() {
     let mut rig = Rig::new(64);
     let (a, b) = (rig.engine(1, FULL), rig.engine(2, FULL));
     let frames = |e: &[Extent]| crate::object::count_frames(e);
@@ -422,27 +422,27 @@ fn frames_that_cannot_be_freed_are_quarantined_and_the_rest_comes_back() {
     let id = ObjectId { key: half, group: 0 };
     let held = rig.core.grant(rank.id, 4 * FRAME_BYTES).unwrap();
     rig.core.abort(rank.id, &held).unwrap();
-    let of_partial = held[0].frame + 1;
+    let of_incomplete = held[0].frame + 1;
     let put = rig.try_put(&rank, id, None, CHUNK, 0, 4 * UNIT);
     assert_eq!(put, Some(PartAccepted));
     rig.seed = seed;
     rig.put_chain(&engine, 1, 2);
     let object = rig.record(key(1, 1, CHUNK), 0).unwrap();
     let (parts, _) = rig.core.pool.directory.body(object).unwrap();
-    let credit = rig.core.grant(engine.id, 20 * FRAME_BYTES).unwrap();
+    let granted = rig.core.grant(engine.id, 20 * FRAME_BYTES).unwrap();
     let classes = |rig: &Rig| {
         rig.audit();
         let pool = rig.core.status().pool;
         [pool.free, pool.used, pool.granted, pool.quarantined].map(|bytes| bytes / FRAME_BYTES)
     };
     assert_eq!(classes(&rig), [32, 8, 24, 0]);
-    // A partial.
-    rig.core.pool.refuse_release(of_partial);
+    // An incomplete object.
+    rig.core.pool.refuse_release(of_incomplete);
     rank.die();
     assert!(rig.core.client_gone(rank.id).unwrap());
     assert_eq!(classes(&rig), [32, 8, 20, 4]);
-    // Credit, of which a part has been given back, so that what is left is several runs.
-    let (first, count) = (credit[0].frame, credit[0].count);
+    // Granted space, of which a part has been given back, so that what is left is several runs.
+    let (first, count) = (granted[0].frame, granted[0].count);
     assert_eq!(count, 20);
     rig.core.abort(engine.id, &[Extent::new(first + 4, 8)]).unwrap();
     rig.core.pool.refuse_release(first + 1);

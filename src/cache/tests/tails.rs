@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::sync::Mutex;
 
 use super::*;
-use crate::cache::lookup::Limits;
-use crate::cache::probe::probe;
-use crate::cache::record::RecordView;
+use crate::index::meter::Unlimited;
+use crate::index::presence::Limits;
+use crate::index::probe::{Probed, Prober};
+use crate::index::record::RecordView;
 
 const WINDOW: ObjectKind = ObjectKind::Window { tokens: 20 };
 const CHUNKS: u32 = 6;
@@ -58,7 +59,13 @@ fn asked(rig: &Rig, max_tokens: u64) -> Vec<u32> {
     let (number, domain) = rig.core.registry.find(&rig.seed).unwrap();
     let shape = domain.shape(number, u64::MAX);
     let limits = Limits::of(&request, &shape);
-    probe(&rig.core.index.reader(), &shape, &request, &limits);
+    let prober = Prober {
+        reader: &rig.core.index.reader(),
+        shape: &shape,
+        request: &request,
+        limits: &limits,
+    };
+    assert!(prober.step(&mut Probed::new(&shape, &request), &mut Unlimited));
     let mut chunks = asked.chunks.into_inner().unwrap();
     chunks.sort_unstable();
     chunks
@@ -98,7 +105,7 @@ fn a_chunk_is_asked_for_its_tails_only_where_the_one_before_knows_of_a_state() {
     assert_eq!(view(&rig, 3).tails, 0b100);
     rig.audit();
     let attention = rig.record(key(1, 4, 48), 0).unwrap();
-    rig.core.records.supersede(attention);
+    rig.core.tree.supersede(attention);
     rig.core.evict_one(attention).unwrap();
     assert_eq!(view(&rig, 3).tails, 0b100);
     assert_eq!(

@@ -1,7 +1,7 @@
 //! Work that is cut into turns: how long each is, what it does in all, and what is there between two of them.
 
-use super::super::turn::{Progress, TURN_STEPS, Turn, Work};
 use super::*;
+use crate::index::turn::{TURN_STEPS, Turn};
 
 /// What is done between two looks at the turn: the steps that a piece of work may be too long by.
 const OVERRUN: u32 = 64;
@@ -175,11 +175,11 @@ fn a_registration_that_begins_anew_ends_what_the_engine_has_begun_in_turns() {
 }
 
 /// A commit of so many items beside so many incomplete objects of another engine.
-fn commit_beside(count: u32, partials: u32) -> Spent {
-    let mut rig = Rig::new(u64::from(count + partials) * 4 + 64);
+fn commit_beside(count: u32, incomplete_objects: u32) -> Spent {
+    let mut rig = Rig::new(u64::from(count + incomplete_objects) * 4 + 64);
     let other = rig.peer(2);
     rig.register(&other, 0, 2, &full(2, 0)).unwrap();
-    rig.fill(&other, 7, partials, true, 0);
+    rig.fill(&other, 7, incomplete_objects, true, 0);
     rig.seed = ChunkKey::from_bytes([8; 32]);
     let engine = rig.peer(1);
     rig.register(&engine, 0, 1, &full(1, 0)).unwrap();
@@ -209,7 +209,11 @@ fn commit_beside(count: u32, partials: u32) -> Spent {
 fn a_commit_takes_as_much_as_it_stores() {
     let few = commit_beside(1000, 10);
     assert_proportional("a long commit", (1000, few), (8000, commit_beside(8000, 10)));
-    assert_proportional("beside partials", (1000, few), (1000, commit_beside(1000, 6000)));
+    assert_proportional(
+        "beside incomplete objects",
+        (1000, few),
+        (1000, commit_beside(1000, 6000)),
+    );
 }
 
 #[test]
@@ -251,15 +255,15 @@ fn clear_takes_as_much_as_there_is() {
 
 /// Slabs pin everything that there is.
 fn pin_all(rig: &mut Rig, objects: u32) -> Vec<Peer> {
-    let count = objects.div_ceil(slabs::PIN_WORDS as u32);
+    let count = objects.div_ceil(slab::PIN_WORDS as u32);
     let peers: Vec<Peer> = (0..count).map(|at| rig.peer(100 + at as u8)).collect();
     for (at, peer) in (0..).zip(&peers) {
-        let first = at * slabs::PIN_WORDS as u64;
-        let words: Vec<u64> = (1..=slabs::PIN_WORDS as u64).map(|word| first + word).collect();
+        let first = at * slab::PIN_WORDS as u64;
+        let words: Vec<u64> = (1..=slab::PIN_WORDS as u64).map(|word| first + word).collect();
         peer.slab
-            .store_words(slabs::SLAB_HIGH_WATER, &[words.len() as u64])
+            .store_words(slab::SLAB_HIGH_WATER, &[words.len() as u64])
             .unwrap();
-        peer.slab.store_words(slabs::SLAB_PINS, &words).unwrap();
+        peer.slab.store_words(slab::SLAB_PINS, &words).unwrap();
     }
     peers
 }
@@ -286,10 +290,10 @@ fn victims_that_are_pinned_are_met_once() {
     // What a reader lets go of may go at once.
     readers[2]
         .slab
-        .store_words(slabs::SLAB_PINS + 8 * 100, &[0])
+        .store_words(slab::SLAB_PINS + 8 * 100, &[0])
         .unwrap();
     assert_eq!(grant(&mut rig).0, 1);
-    let gone = 2 * slabs::PIN_WORDS as u32 + 100;
+    let gone = 2 * slab::PIN_WORDS as u32 + 100;
     assert_eq!(rig.resident(1, objects).len() as u32, objects - 1);
     assert!(!rig.resident(1, objects).contains(&gone));
 }
@@ -360,10 +364,10 @@ fn full_logs_of_many_are_read_a_little_at_a_time() {
     rig.fill(&engine, 2, 2048, false, 0);
     let loggers: Vec<Peer> = (0..100).map(|at| rig.peer(50 + at)).collect();
     for peer in &loggers {
-        let words: Vec<u64> = (0..slabs::TOUCHED_WORDS as u64).map(|word| word + 1).collect();
-        peer.slab.store_words(slabs::SLAB_TOUCHED, &words).unwrap();
+        let words: Vec<u64> = (0..slab::TOUCHED_WORDS as u64).map(|word| word + 1).collect();
+        peer.slab.store_words(slab::SLAB_TOUCHED, &words).unwrap();
         peer.slab
-            .store_words(slabs::SLAB_CURSOR, &[words.len() as u64])
+            .store_words(slab::SLAB_CURSOR, &[words.len() as u64])
             .unwrap();
     }
     let mut grants = 0;
@@ -404,7 +408,7 @@ fn what_a_client_holds_goes_in_turns() {
     holder.die();
     let (gone, spent) = drive(&mut rig.core, ClientGone::new(holder.id));
     assert!(gone);
-    assert_short("credit of the dead", spent);
+    assert_short("granted space of the dead", spent);
     rig.audit();
     assert_eq!(rig.core.status().pool.granted, 0);
 }
@@ -418,8 +422,8 @@ fn status_is_told_in_turns() {
     let readers: Vec<Peer> = (0..100).map(|at| rig.peer(50 + at)).collect();
     for peer in &readers {
         let words: Vec<u64> = (0..4096).map(|word| word % 8000 + 1).collect();
-        peer.slab.store_words(slabs::SLAB_HIGH_WATER, &[4096]).unwrap();
-        peer.slab.store_words(slabs::SLAB_PINS, &words).unwrap();
+        peer.slab.store_words(slab::SLAB_HIGH_WATER, &[4096]).unwrap();
+        peer.slab.store_words(slab::SLAB_PINS, &words).unwrap();
     }
     let reporting = Reporting::new(&rig.core);
     let (status, spent) = drive(&mut rig.core, reporting);
@@ -509,7 +513,8 @@ fn items_that_name_the_same_runs_are_refused_before_anything_is_done_for_each() 
     rig.audit();
 }
 
-/// Every kind of work is dropped after every number of turns; what is left is as the books say, and goes with its client.
+/// Every kind of work is dropped after every number of turns; what is left is as the books say, and goes with its
+/// client.
 #[test]
 fn work_that_is_dropped_half_way_leaves_everything_in_order() {
     type Begin = fn(&mut Rig, &[Peer; 2], usize) -> bool;

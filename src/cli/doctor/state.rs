@@ -5,9 +5,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{Report, Severity};
-use crate::cache::Condition;
 use crate::cli::conditions::{Effect, in_words};
 use crate::geometry::Bytes;
+use crate::index::conditions::Condition;
 use crate::object::FRAME_BYTES;
 
 /// What the server says of itself is held against its own limits.

@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::regions::{Regions, length};
 use super::stats::Stat;
-use crate::cache::Conditions;
-use crate::cache::direct::{self, Direct, OtherDomain};
-use crate::cache::index::{IndexLayout, IndexReader};
-use crate::cache::pin_words::PinWords;
-use crate::cache::slabs::{SLAB_BYTES, SLAB_CONDITIONS};
 use crate::client::ClientError;
 use crate::geometry::ObjectKind;
+use crate::index::conditions::Conditions;
+use crate::index::layout::IndexLayout;
+use crate::index::local::{self, LocalAnswer, OtherDomain};
+use crate::index::pin_words::PinWords;
+use crate::index::reader::IndexReader;
+use crate::index::slab::{SLAB_BYTES, SLAB_CONDITIONS};
 use crate::keys::ChunkKey;
 use crate::object::{DomainShape, GroupShape, LookupRequest, ObjectId, RetrieveAnswer, RetrieveRequest};
 use crate::pool::EpochReader;
@@ -135,12 +136,12 @@ impl Attached {
     }
 
     /// Answers a lookup from memory; nothing where the server has to be asked.
-    pub(crate) fn look_up(&self, request: &LookupRequest<'_>) -> Option<Direct> {
+    pub(crate) fn look_up(&self, request: &LookupRequest<'_>) -> Option<LocalAnswer> {
         let shape = Arc::clone(self.shapes().get(&request.domain_seed)?);
         let reader = IndexReader::new(&self.index, self.layout);
         let is_current = || self.boot_unchanged();
         let mut pins = self.pins();
-        let found = direct::look_up(&reader, &shape, request, &mut pins, is_current);
+        let found = local::look_up(&reader, &shape, request, &mut pins, is_current);
         self.note_evicted(&mut pins);
         match found {
             Ok(found) => Some(found),
@@ -160,7 +161,7 @@ impl Attached {
     ) -> Option<(RetrieveAnswer, bool)> {
         let reader = IndexReader::new(&self.index, self.layout);
         let mut pins = self.pins();
-        let found = direct::retrieve(&reader, domain, kept_frames_max, request, &mut pins, || {
+        let found = local::retrieve(&reader, domain, kept_frames_max, request, &mut pins, || {
             self.boot_unchanged()
         });
         self.note_evicted(&mut pins);

@@ -9,9 +9,10 @@ use super::session::Session;
 use super::stats::{Counters, REUSE, Stat};
 use super::wake::Wake;
 use super::wanted::{Registered, Wanted};
-use crate::cache::{Conditions, ReuseCounters};
 use crate::client::memory::KvMemory;
 use crate::client::{ClientConfig, ClientError};
+use crate::index::conditions::Conditions;
+use crate::index::counters::ReuseCounters;
 use crate::shm::atfork::process_generation;
 use crate::sync::shared::{AtomicBool, AtomicU64, Ordering};
 

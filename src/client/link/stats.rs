@@ -1,8 +1,8 @@
 //! What a client counts, for its own process and for the statistics words of its slab.
 
 use super::populate::Populated;
-use crate::cache::slabs::{SLAB_STATS, STAT_WORDS};
-use crate::cache::{REUSE_WORDS, ReuseCounters};
+use crate::index::counters::{REUSE_WORDS, ReuseCounters};
+use crate::index::slab::{SLAB_STATS, STAT_WORDS};
 use crate::sync::shared::{AtomicU64, Ordering};
 
 /// A counter and its place among the statistics words, if it has one.

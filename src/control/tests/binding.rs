@@ -140,14 +140,14 @@ fn numbers_that_make_no_sense_change_nothing() {
     ));
     let many = NegotiateRequest {
         required_alignment: 1,
-        spans: spans(&[1; MAX_GROUPS + 1]),
+        spans: spans(&[1; MAX_KV_CACHE_GROUPS + 1]),
         ..Default::default()
     };
     assert_eq!(
         error(many),
         BindError::TooManyGroups {
-            given: MAX_GROUPS + 1,
-            limit: MAX_GROUPS
+            given: MAX_KV_CACHE_GROUPS + 1,
+            limit: MAX_KV_CACHE_GROUPS
         }
     );
 

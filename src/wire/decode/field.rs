@@ -7,7 +7,7 @@ use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::object::{Extent, GroupSpan, ObjectId, Tail};
 use crate::wire::error::DecodeError;
-use crate::wire::{MAX_DOMAIN_FIELD_BYTES, MAX_EXTENTS, MAX_GROUPS, MAX_ITEMS};
+use crate::wire::{MAX_DOMAIN_FIELD_BYTES, MAX_EXTENTS, MAX_ITEMS, MAX_MESSAGE_GROUPS};
 
 pub(super) fn require<T>(field: &'static str, value: Option<T>) -> Decoded<T> {
     value.ok_or(DecodeError::Missing { field })
@@ -100,7 +100,7 @@ pub(super) fn spans(rows: Option<Vector<'_, fb::GroupSpan>>) -> Decoded<Vec<Grou
         group: row.group(),
         tokens: row.tokens(),
     };
-    Ok(limited("spans", rows, MAX_GROUPS)?.map_or_else(Vec::new, |v| v.iter().map(span).collect()))
+    Ok(limited("spans", rows, MAX_MESSAGE_GROUPS)?.map_or_else(Vec::new, |v| v.iter().map(span).collect()))
 }
 
 pub(super) fn extents(rows: Option<Vector<'_, fb::Extent>>) -> Decoded<Vec<Extent>> {

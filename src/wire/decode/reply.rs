@@ -12,7 +12,7 @@ use crate::object::{
 };
 use crate::wire::error::{DecodeError, ErrorCode, WireError};
 use crate::wire::message::*;
-use crate::wire::{MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, MAX_GROUPS, MAX_ITEMS};
+use crate::wire::{MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, MAX_ITEMS, MAX_MESSAGE_GROUPS};
 
 /// The longest text of an error, and of a warning.
 const MAX_TEXT_BYTES: usize = 64 << 10;
@@ -110,7 +110,7 @@ fn negotiate_reply(body: fb::NegotiateReply<'_>) -> Decoded<NegotiateReply> {
 
 fn lookup_reply(body: fb::LookupReply<'_>) -> Decoded<LookupAnswer> {
     let loads = limited("loads", body.loads(), MAX_LOADS)?;
-    let present = limited("present_tokens", body.present_tokens(), MAX_GROUPS)?;
+    let present = limited("present_tokens", body.present_tokens(), MAX_MESSAGE_GROUPS)?;
     let load = |row: &fb::LoadItem| LoadItem {
         id: object_id(row.id()),
         chunk: row.chunk(),
@@ -127,7 +127,7 @@ fn lookup_reply(body: fb::LookupReply<'_>) -> Decoded<LookupAnswer> {
 
 fn domain_shape(body: fb::DomainShape<'_>) -> Decoded<DomainShape> {
     let mut groups = Vec::new();
-    for row in limited("shape.groups", body.groups(), MAX_GROUPS)?
+    for row in limited("shape.groups", body.groups(), MAX_MESSAGE_GROUPS)?
         .into_iter()
         .flatten()
     {

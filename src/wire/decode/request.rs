@@ -11,7 +11,7 @@ use crate::object::{
 };
 use crate::wire::error::DecodeError;
 use crate::wire::message::*;
-use crate::wire::{MAX_DOMAIN_FIELD_BYTES, MAX_GROUPS, MAX_ITEMS, MAX_KEYS, MAX_NAME_BYTES};
+use crate::wire::{MAX_DOMAIN_FIELD_BYTES, MAX_ITEMS, MAX_KEYS, MAX_MESSAGE_GROUPS, MAX_NAME_BYTES};
 
 pub(super) fn body(root: &fb::Request<'_>) -> Decoded<Request> {
     use fb::RequestBody as Body;
@@ -107,7 +107,10 @@ fn negotiate(body: fb::Negotiate<'_>) -> Decoded<Negotiate> {
 fn register(body: fb::RegisterKvCache<'_>) -> Decoded<RegisterKvCache> {
     let path = body.payload_path().0;
     let mut groups = Vec::new();
-    for group in limited("groups", body.groups(), MAX_GROUPS)?.iter().flatten() {
+    for group in limited("groups", body.groups(), MAX_MESSAGE_GROUPS)?
+        .iter()
+        .flatten()
+    {
         groups.push(GroupRegistration {
             group: group.group(),
             kind: object_kind("groups.kind", group.kind(), group.window_tokens())?,

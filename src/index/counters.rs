@@ -1,0 +1,156 @@
+//! What a client counts and shows in the statistics words of its slab.
+
+/// Tokens of the requests that an engine took up. `hit + preempted_hit = loaded + failed` when nothing is being loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReuseCounters {
+    /// Requests taken up, those not counted that were preempted before.
+    pub requests: u64,
+    /// Their tokens that the engine did not hold itself.
+    pub asked: u64,
+    /// Their tokens that it did.
+    pub held: u64,
+    /// Of those asked for, what the engine was promised and counted on.
+    pub hit: u64,
+    /// As `asked`, of requests that were preempted before.
+    pub preempted_asked: u64,
+    /// As `hit`, of requests that were preempted before.
+    pub preempted_hit: u64,
+    /// Of all hits, tokens whose load has ended well.
+    pub loaded: u64,
+    /// Tokens whose load failed, or was given up.
+    pub failed: u64,
+}
+
+/// Number of counters, and of their words in a slab.
+pub const REUSE_WORDS: usize = 8;
+
+impl ReuseCounters {
+    /// From their words, in the order of the fields.
+    pub fn from_words(words: [u64; REUSE_WORDS]) -> Self {
+        let [
+            requests,
+            asked,
+            held,
+            hit,
+            preempted_asked,
+            preempted_hit,
+            loaded,
+            failed,
+        ] = words;
+        Self {
+            requests,
+            asked,
+            held,
+            hit,
+            preempted_asked,
+            preempted_hit,
+            loaded,
+            failed,
+        }
+    }
+
+    /// Their words, in the order of the fields.
+    pub fn to_words(self) -> [u64; REUSE_WORDS] {
+        [
+            self.requests,
+            self.asked,
+            self.held,
+            self.hit,
+            self.preempted_asked,
+            self.preempted_hit,
+            self.loaded,
+            self.failed,
+        ]
+    }
+
+    /// Adds another's. Clients may lie, so sums end at the largest number.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let (mut sum, more) = (self.to_words(), other.to_words());
+        for (to, from) in sum.iter_mut().zip(more) {
+            *to = to.saturating_add(from);
+        }
+        *self = Self::from_words(sum);
+    }
+}
+
+/// What a client says of itself in its slab. Any number may be a lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientCounters {
+    /// Loads.
+    pub loads: u64,
+    /// Bytes loaded.
+    pub loaded_bytes: u64,
+    /// Loads that failed.
+    pub failed_loads: u64,
+    /// Loads whose bytes had been replaced meanwhile.
+    pub stale_loads: u64,
+    /// Objects stored.
+    pub stores: u64,
+    /// Bytes stored.
+    pub stored_bytes: u64,
+    /// Stores given up for want of space.
+    pub dropped_stores: u64,
+    /// Seconds without a server.
+    pub degraded_seconds: u64,
+    /// Loads whose bytes were not those of the checksum.
+    pub corrupt_loads: u64,
+    /// Lookups that needed no message.
+    pub lookups: u64,
+    /// Alignment units that they asked for.
+    pub requested: u64,
+    /// Of them, those that were hit.
+    pub hit: u64,
+    /// Of the lookups, those that promised less than was there.
+    pub shortened: u64,
+    /// Tokens that its requests reused.
+    pub tokens: ReuseCounters,
+    /// Bytes of KV that were computed for the first time by requests that store, whether they were stored or not.
+    pub new_bytes: u64,
+}
+
+impl ClientCounters {
+    /// Adds another client's. A lie of one is not to become a panic here, so sums end at the largest number.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let pairs = [
+            (&mut self.loads, other.loads),
+            (&mut self.loaded_bytes, other.loaded_bytes),
+            (&mut self.failed_loads, other.failed_loads),
+            (&mut self.stale_loads, other.stale_loads),
+            (&mut self.stores, other.stores),
+            (&mut self.stored_bytes, other.stored_bytes),
+            (&mut self.dropped_stores, other.dropped_stores),
+            (&mut self.degraded_seconds, other.degraded_seconds),
+            (&mut self.corrupt_loads, other.corrupt_loads),
+            (&mut self.lookups, other.lookups),
+            (&mut self.requested, other.requested),
+            (&mut self.hit, other.hit),
+            (&mut self.shortened, other.shortened),
+            (&mut self.new_bytes, other.new_bytes),
+        ];
+        for (sum, more) in pairs {
+            *sum = sum.saturating_add(more);
+        }
+        self.tokens.add(&other.tokens);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_fields_are_the_same_numbers() {
+        let words = [1, 2, 3, 4, 5, 6, 7, 8];
+        let counters = ReuseCounters::from_words(words);
+        assert_eq!(counters.to_words(), words);
+        let named = (
+            counters.requests,
+            counters.asked,
+            counters.held,
+            counters.hit,
+            counters.loaded,
+            counters.failed,
+        );
+        assert_eq!(named, (1, 2, 3, 4, 7, 8));
+    }
+}
