@@ -339,9 +339,9 @@ fn the_status_document_has_its_documented_shape() {
         "kept",
         "registered",
         "refused",
+        "conditions",
         "reported",
         "tokens",
-        "refused",
     ];
     for client in status["clients"].as_array().unwrap() {
         assert_eq!(keys(client), BTreeSet::from(client_keys));

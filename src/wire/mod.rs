@@ -8,11 +8,12 @@
 //! whether an extent belongs to the peer is for the cache to say.
 //!
 //! ```
-//! use kvasir::wire::{Encoder, Grant, Request, decode_request};
+//! use kvasir::object::GrantRequest;
+//! use kvasir::wire::{Encoder, Request, decode_request};
 //!
 //! let mut encoder = Encoder::new();
-//! let frame = encoder.request(7, &Request::Grant(Grant::of(1 << 20)))?;
-//! assert_eq!(decode_request(frame)?, (7, Request::Grant(Grant::of(1 << 20))));
+//! let frame = encoder.request(7, &Request::Grant(GrantRequest::of(1 << 20)))?;
+//! assert_eq!(decode_request(frame)?, (7, Request::Grant(GrantRequest::of(1 << 20))));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
