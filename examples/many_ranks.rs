@@ -32,8 +32,8 @@ fn main() -> Result<()> {
     let tokens: Vec<u32> = (0..chunk_tokens as u32).map(|token| token + 1000).collect();
     let chain = keys(seed, chunk_tokens, &tokens)?;
 
-    // Until all ranks have registered, nobody can tell whether an object is complete, and a lookup is a miss. Then it is
-    // a miss until the last part is there.
+    // Until all ranks have registered, nobody can tell whether an object is complete, and a lookup is a miss. Then
+    // it is a miss until the last part is there.
     let mut engines = Vec::new();
     for rank in 0..ranks {
         let engine = Engine::start(Path::new(&socket), rank, ranks)?;

@@ -112,8 +112,21 @@ fn a_name_cannot_make_lines_of_its_own() {
     request.name = "evil\nERROR all is lost\u{1b}[2J".into();
     assert!(matches!(client.call(&Request::Hello(request)), Reply::Hello(_)));
     server.wait_log("client connected");
-    assert!(!server.log().contains("\nERROR all"), "{}", server.log());
-    assert!(!server.log().contains('\u{1b}'), "{}", server.log());
+    // The line about one that caches nothing, which an earlier server's size makes.
+    let Request::Negotiate(mut request) = negotiate(ALIGNMENT) else {
+        unreachable!()
+    };
+    request.previous_size = 64;
+    assert!(matches!(
+        client.call(&Request::Negotiate(request)),
+        Reply::Negotiate(_)
+    ));
+    let log = log_with(&server, "client caches nothing");
+    assert!(!log.contains("\nERROR all"), "{log}");
+    assert!(!log.contains('\u{1b}'), "{log}");
+    for what in ["client connected", "client caches nothing"] {
+        assert!(line(&log, what).contains("evil"), "{log}");
+    }
 }
 
 #[test]
@@ -183,11 +196,19 @@ fn a_directory_that_is_taken_away_is_said() {
         .stderr(fs::File::create(&log).unwrap());
     clear_environment(&mut command);
     let mut server = command.spawn().unwrap();
-    let said = |text: &str| fs::read_to_string(&log).unwrap().contains(text);
-    eventually("the server", || said("ready"));
-    fs::remove_dir_all(&run).unwrap();
+    let said = |text: &str| fs::read_to_string(&log).unwrap().matches(text).count();
+    eventually("the server", || said("ready") == 1);
     let warned = std::panic::catch_unwind(|| {
-        eventually("the warning", || said("the socket was removed or moved"));
+        // Renamed, it keeps the socket, which nobody finds any more; a look at the start may see the first of it.
+        let away = directory.path().join("elsewhere");
+        fs::rename(&run, &away).unwrap();
+        eventually("the warning", || said("the socket was removed or moved") == 1);
+        fs::rename(&away, &run).unwrap();
+        eventually("its return", || said("the socket has its name again") == 1);
+        fs::remove_dir_all(&run).unwrap();
+        eventually("the next warning", || {
+            said("the socket was removed or moved") == 2
+        });
     });
     server.kill().unwrap();
     server.wait().unwrap();
@@ -245,8 +266,7 @@ fn a_full_fleet_directory_is_in_the_log() {
         .status();
     assert_eq!(refusal.code, ErrorCode::BindingListenerFailed);
     let said = line(&log, "BindingListenerFailed");
-    assert!(
-        said.contains("No space left") && said.contains(fleet.to_str().unwrap()),
-        "{said}"
-    );
+    for part in ["WARN", "No space left", fleet.to_str().unwrap()] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
 }

@@ -93,8 +93,8 @@ impl Engine {
         })
     }
 
-    /// Waits until so much of the pool is held for stores. A new server makes its pool present bit by bit, and an engine
-    /// would not wait: it would go on, and that store would be dropped.
+    /// Waits until so much of the pool is held for stores. A new server makes its pool present bit by bit, and an
+    /// engine would not wait: it would go on, and that store would be dropped.
     pub fn wait_for_room(&self, bytes: u64) {
         wait(|| self.client.reserve(bytes).is_ok_and(|held| held >= bytes));
     }

@@ -301,6 +301,10 @@ class Client:
         """Counts tokens of requests that the engine took up, or whose loads ended, beside what was counted before; the
         server's status shows them (docs/operations.md, "Tokens")."""
 
+    def set_conditions(self, names: Sequence[str]) -> None:
+        """Says what keeps the engine from caching, by the names of docs/operations.md, in place of what was said before. Status
+        shows it beside this client, also of servers to come. ValueError for a name that there is none of."""
+
     def count_new_kv(self, bytes: int) -> None:
         """Counts KV that the engine has computed for the first time and that may be stored: what `stored_bytes` is compared with."""
 

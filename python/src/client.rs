@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kvasir::client::{self as native, ClientConfig, LookupAnswer, Pin, Ticket};
+use kvasir::index::conditions::Condition;
 use kvasir::index::counters::ReuseCounters;
 use kvasir::object::{ClientKind, LookupRequest, PayloadPath};
 use kvasir::wire::{Negotiate, RegisterKvCache};
@@ -300,6 +301,17 @@ impl Client {
 
     fn count_new_kv(&self, bytes: u64) {
         self.client.count_new_kv(bytes);
+    }
+
+    fn set_conditions(&self, py: Python<'_>, names: Vec<String>) -> PyResult<()> {
+        let named = |name: &String| {
+            Condition::named(name).ok_or_else(|| PyValueError::new_err(format!("{name:?} is no condition")))
+        };
+        let conditions = names.iter().map(named).collect::<PyResult<_>>()?;
+        detached(py, || {
+            self.client.set_conditions(conditions);
+            Ok(())
+        })
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -233,6 +233,7 @@ class Client:
         """The same."""
         self.load_answer: list[list[bool]] | Exception | None = None
         self._tickets = 0
+        self.conditions: list[str] = []
 
     @property
     def readable(self) -> bool:
@@ -283,6 +284,9 @@ class Client:
 
     def count_new_kv(self, bytes: int) -> None:
         self.new_kv = getattr(self, "new_kv", 0) + bytes
+
+    def set_conditions(self, names: Sequence[str]) -> None:
+        self.conditions = list(names)
 
     def count_failed_loads(self, loads: int) -> None:
         pass

@@ -71,7 +71,7 @@ class Known:
 
     def of(self, lora: Lora) -> Adapter | None:
         entry = self.adapters.entry(lora)
-        eventually("an answer", lambda: self.adapters.of(entry) is not None or entry.job is None)
+        eventually("an answer", lambda: self.adapters.of(entry) is not None or entry.search is None or entry.search.error)
         return self.adapters.of(entry)
 
     def identity(self, lora: Lora) -> bytes | None:

@@ -57,7 +57,8 @@ def test_without_a_socket_it_starts_a_server():
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_object_of_many_ranks_is_there_with_its_last_part(server: Server, ranks: int):
     expected = [
-        f"rank {rank} registered: hit 0; stored its part: part_accepted, hit 0 of 64 tokens" for rank in range(ranks - 1)
+        f"rank {rank} registered: hit 0; stored its part: part_accepted, hit 0 of 64 tokens"
+        for rank in range(ranks - 1)
     ]
     expected.append(f"rank {ranks - 1} registered: hit 0; stored its part: published, hit 64 of 64 tokens")
     expected.append("every rank loaded its part, every byte as it was stored")

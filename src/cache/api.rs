@@ -3,6 +3,7 @@
 use crate::object::{ClientKind, GroupRegistration, PayloadPath};
 use std::os::fd::OwnedFd;
 
+use crate::index::conditions::Conditions;
 use crate::index::counters::{ClientCounters, ReuseCounters};
 use crate::keys::ChunkKey;
 
@@ -184,6 +185,8 @@ pub struct ClientStatus {
     pub kept: u64,
     /// Its own counters, as it reports them.
     pub reported: ClientCounters,
+    /// What keeps it from caching, as it says.
+    pub conditions: Conditions,
 }
 
 /// What engines of one domain reused.

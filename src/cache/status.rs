@@ -248,6 +248,7 @@ impl Core {
             pin_words: own.len() as u64,
             kept: (self.pins.kept_frames(client.id) + kept) * FRAME_BYTES,
             reported: self.slabs.counters(client.id.slab),
+            conditions: self.slabs.conditions(client.id.slab),
         })
     }
 }

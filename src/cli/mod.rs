@@ -2,6 +2,7 @@
 
 mod arguments;
 mod clear;
+mod conditions;
 mod doctor;
 mod environment;
 mod failure;

@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use serde_json::Value;
 
+use super::conditions::in_words;
 use super::failure::Failure;
 use super::output::print;
 use super::socket::default_path;
@@ -378,6 +379,10 @@ fn table(status: &Value) -> String {
         }
         if client["refused"].is_string() {
             let _ = writeln!(text, "          caches nothing: {}", show(&client["refused"]));
+        }
+        for condition in client["conditions"].as_array().map_or(&[][..], Vec::as_slice) {
+            let (_, cause, _) = in_words(&show(condition));
+            let _ = writeln!(text, "          {cause}");
         }
         if client["pin_words"].as_u64() >= Some(PIN_WORDS as u64) {
             let _ = writeln!(

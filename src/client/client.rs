@@ -18,6 +18,7 @@ use super::payload::request::{StoreOutcome, StoreRequest};
 use super::{ClientConfig, ClientError, ClientStats, Maps};
 use crate::control::{ControlView, Health};
 use crate::copy::CopyEngine;
+use crate::index::conditions::Conditions;
 use crate::index::counters::ReuseCounters;
 use crate::keys::ChunkKey;
 use crate::object::{ClientKind, LookupRequest, ObjectId};
@@ -345,6 +346,14 @@ impl Client {
     /// stored more than once, as tails that grow and as what was evicted and computed again.
     pub fn count_new_kv(&self, bytes: u64) {
         self.core.count(Stat::NewBytes, bytes);
+    }
+
+    /// Says what keeps the engine from caching and only the engine knows, in place of what was said before. Status shows it
+    /// beside this client.
+    pub fn set_conditions(&self, conditions: Conditions) {
+        if !self.core.is_forked_copy() {
+            self.core.set_conditions(conditions);
+        }
     }
 
     /// What this client counted.

@@ -305,5 +305,5 @@ fn check_group(object: &ObjectGroupPages, regions: &[u64], blocks: u64) -> Resul
 }
 
 #[cfg(test)]
-#[path = "memory_tests.rs"]
+#[path = "tests/memory.rs"]
 mod tests;

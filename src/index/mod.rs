@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! layout, record, slab   where words are, in the index region and in a client's pin slab
-//! counters               what a client counts in its slab
+//! counters, conditions   what a client counts, and says of itself, in its slab
 //! reader                 finds records
 //! probe, presence        what is there of a prompt
 //! sweep                  which prefix that serves, and from which objects
@@ -14,6 +14,7 @@
 //!
 //! The order of words is the contract of docs/shm-layout.md.
 
+pub mod conditions;
 pub mod counters;
 pub mod layout;
 pub mod local;

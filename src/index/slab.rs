@@ -8,6 +8,8 @@ pub const SLAB_BYTES: usize = 65536;
 pub const SLAB_HIGH_WATER: usize = 64;
 /// Offset of the touched-log cursor.
 pub const SLAB_CURSOR: usize = 128;
+/// Offset of the client's conditions.
+pub const SLAB_CONDITIONS: usize = 160;
 /// Offset of the client's statistics.
 pub const SLAB_STATS: usize = 192;
 /// Words of the client's statistics.

@@ -443,5 +443,5 @@ fn in_range(name: &str, value: u64, min: u64, max: u64) -> Result<(), SettingsEr
 }
 
 #[cfg(test)]
-#[path = "config_tests.rs"]
+#[path = "tests/config.rs"]
 mod tests;

@@ -294,5 +294,5 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 #[cfg(test)]
-#[path = "fleet_tests.rs"]
+#[path = "tests/fleet.rs"]
 mod tests;

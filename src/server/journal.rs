@@ -192,6 +192,35 @@ mod tests {
         assert_eq!(said.count(), 4);
     }
 
+    /// The log that something makes.
+    fn log_of(something: impl FnOnce()) -> String {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let log = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(file.reopen().unwrap())
+            .finish();
+        tracing::subscriber::with_default(log, something);
+        std::fs::read_to_string(file.path()).unwrap()
+    }
+
+    /// Nobody else sees the cause of a failure inside: the peer is told to look here.
+    #[test]
+    fn a_refusal_has_its_cause_and_the_level_of_who_has_to_mend_it() {
+        for (code, level) in [
+            (ErrorCode::Internal, "ERROR"),
+            (ErrorCode::Exhausted, "WARN"),
+            (ErrorCode::BindingListenerFailed, "WARN"),
+            (ErrorCode::IncompatibleChunkSize, "INFO"),
+        ] {
+            let refusal = WireError::new(code, "dup failed: os error 24", [24]);
+            let log = log_of(|| Journal::new().refused(4711, &refusal));
+            let name = format!("{code:?}");
+            for part in [level, name.as_str(), "dup failed: os error 24", "pid=4711"] {
+                assert!(log.contains(part), "{part}: {log}");
+            }
+        }
+    }
+
     #[test]
     fn a_name_stays_in_its_line() {
         assert_eq!(one_line("a\nERROR \u{1b}[2J b"), "a\u{fffd}ERROR \u{fffd}[2J b");

@@ -18,6 +18,7 @@ use super::{dispatch, offload};
 use crate::cache::{ClientId, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, Reporting};
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::geometry::ObjectKind;
+use crate::index::conditions::Condition;
 use crate::index::counters::{ClientCounters, ReuseCounters};
 use crate::index::slab::PIN_WORDS;
 use crate::index::turn::Turn;
@@ -335,6 +336,8 @@ fn add_core(row: &mut Value, core: Option<&ClientStatus>) {
     row["pins"] = json!(core.map_or(0, |core| core.pins));
     row["pin_words"] = json!(core.map_or(0, |core| core.pin_words));
     row["kept"] = json!(core.map_or(0, |core| core.kept));
+    let conditions = core.map(|core| core.conditions).unwrap_or_default();
+    row["conditions"] = json!(conditions.iter().map(Condition::name).collect::<Vec<_>>());
     row["reported"] = core.map_or(Value::Null, |core| reported(&core.reported));
     row["tokens"] = core.map_or(Value::Null, |core| tokens(&core.reported.tokens));
 }

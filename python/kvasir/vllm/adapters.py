@@ -13,12 +13,13 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from kvasir import WeightsJob, remembered_weights
+from kvasir.vllm.conditions import Conditions
 from kvasir.vllm.identity import adapter_overrides
 from kvasir.vllm.loaded import local_path
 from kvasir.vllm.meta import Adapter, Loaded
 from kvasir.vllm.notes import Notes
 from kvasir.vllm.settings import Settings
+from kvasir.vllm.weights import Search
 
 if TYPE_CHECKING:
     from kvasir.vllm.lookups import Lookups
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # Adapters that are remembered of one engine; beyond that the one not used for longest goes.
 ADAPTERS_MAX = 4096
+
+_CURE = "Load it again, or start the engine again, once its files are complete"
 
 
 @dataclasses.dataclass(eq=False)
@@ -36,19 +39,24 @@ class Entry:
     name: str
     path: str
     overrides: str
-    job: WeightsJob | None = None
+    search: Search | None = None
     adapter: Adapter | None = None
     """What it is, once it is known."""
     loaded: Loaded | None = None
     """What workers said last that they have loaded."""
     changes: int = 0
     """How often they said that it is no longer what it was."""
+    unknown: bool = False
+    """Whether it is looked for, or was in vain."""
 
 
 class Adapters:
     """The scheduler role's view; never waits."""
 
-    def __init__(self, lora_config: Any, settings: Settings, notes: Notes) -> None:
+    def __init__(
+        self, lora_config: Any, settings: Settings, notes: Notes, conditions: Conditions | None = None
+    ) -> None:
+        self._conditions = conditions
         self._lora_config = lora_config
         self._settings = settings
         self._notes = notes
@@ -83,39 +91,31 @@ class Adapters:
         self._by_name[entry.name].remove(entry)
         if not self._by_name[entry.name]:
             del self._by_name[entry.name]
+        self._set_unknown(entry, False)
 
     def _search(self, entry: Entry, path: str | None) -> None:
-        entry.adapter, entry.job = None, None
+        entry.adapter, entry.search = None, None
         if path is None or (entry.loaded is not None and not entry.loaded.stamp):
             return  # the hub's, of which a worker says where it lies once the engine has it; or nobody knows what it was
-        try:
-            known = remembered_weights(path, entry.overrides, self._settings.cache_dir)
-            if known is not None:
-                self._take(entry, path, known.identity, known.stamp)
-            else:
-                threads = self._settings.hash_threads
-                entry.job = WeightsJob(path, entry.overrides, self._settings.cache_dir, threads)
-        except OSError as error:
-            self._say(entry, str(error))
+        entry.search = Search(path, entry.overrides, self._settings)
+        self._set_unknown(entry, self.of(entry) is None)
 
     def _take(self, entry: Entry, path: str, identity: bytes, stamp: bytes) -> None:
         if entry.loaded is not None and entry.loaded.stamp != stamp:
-            self._say(entry, "its files were changed after the engine had loaded it")
+            self._say(entry, f"its files were changed after the engine had loaded it. {_CURE}")
             return
         entry.adapter = Adapter(entry.number, path, identity, stamp)
+        self._set_unknown(entry, False)
 
     def of(self, entry: Entry) -> Adapter | None:
         """What it is, or None as long as that is not known, which may be for ever."""
-        if entry.job is not None:
-            try:
-                found = entry.job.result()
-            except OSError as error:
-                entry.job = None
-                self._say(entry, str(error))
-                return None
+        if entry.search is not None:
+            found = entry.search.poll()
             if found is not None:
-                entry.job = None
+                entry.search = None
                 self._take(entry, self._place(entry), found.identity, found.stamp)
+            elif entry.search.error is not None:
+                self._say(entry, f"{entry.search.error}; that is tried again with later requests")
         return entry.adapter
 
     def _place(self, entry: Entry) -> str:
@@ -177,15 +177,16 @@ class Adapters:
                 entry.changes += 1
                 replaced = True
             if not loaded.stamp:
-                entry.adapter, entry.job = None, None
-                self._say(entry, "its files were changed while or after the engine loaded it")
-            elif known is None and entry.job is None or known is not None and known.stamp != loaded.stamp:
+                entry.adapter, entry.search = None, None
+                self._say(entry, f"its files were changed while or after the engine loaded it. {_CURE}")
+            elif known is None and not (entry.search and entry.search.error is None) or known is not None and known.stamp != loaded.stamp:
                 own = local_path(entry.path)
                 if own is None or own == loaded.path:
                     self._search(entry, loaded.path)
                 else:
                     # The number has gone to an adapter of another path, which has an entry of its own.
-                    entry.adapter, entry.job = None, None
+                    entry.adapter, entry.search = None, None
+                    self._set_unknown(entry, False)
         return replaced
 
     def is_mixed(self, entry: Entry) -> bool:
@@ -199,8 +200,11 @@ class Adapters:
         )
 
     def _say(self, entry: Entry, why: str) -> None:
-        self._notes.warn(
-            f"adapter {entry.number} {why}",
-            f"not caching with adapter {entry.name}: {why}. Load it again, or start the engine again, once its files are "
-            "complete",
-        )
+        self._set_unknown(entry, True)
+        self._notes.warn(f"adapter {entry.number} {why}", f"not caching with adapter {entry.name}: {why}")
+
+    def _set_unknown(self, entry: Entry, unknown: bool) -> None:
+        if entry.unknown != unknown:
+            entry.unknown = unknown
+            if self._conditions is not None:
+                self._conditions.set("adapter_unknown", unknown or any(one.unknown for one in self._entries.values()))

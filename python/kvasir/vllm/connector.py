@@ -28,6 +28,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvasir import Client, KvasirError
 from kvasir.vllm import describe, engine, identity, layout, outer, weights, worker
 from kvasir.vllm import geometry as geometries
+from kvasir.vllm.conditions import Conditions
 from kvasir.vllm.fleet import Fleet
 from kvasir.vllm.meta import RankReport, StepPlan, StepReport
 from kvasir.vllm.notes import Notes
@@ -126,6 +127,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         self._rank_report: RankReport | None = None
         self._rank_told = False
         self._no_loads = ""
+        self._conditions = Conditions(self._client)
+        self._notes.on_failure = lambda: self._conditions.set("errors_spared")
         if scheduling:
             self._scheduler = SchedulerRole(
                 self._geometry,
@@ -136,9 +139,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 self._notes,
                 vllm_config.max_concurrent_batches,
                 ranks,
-                weights.EngineWeights(vllm_config, self._settings, self._notes),
+                weights.EngineWeights(vllm_config, self._settings, self._notes, self._conditions),
                 getattr(vllm_config, "lora_config", None),
                 identity.counts_media(vllm_config),
+                self._conditions,
             )
             if not self._client.healthy:
                 self._scheduler.away_at_start()
@@ -147,6 +151,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             if self._settings.loads:
                 self._no_loads = outer.forbids_loads(transfer, self._without_loads)
             adapters = engine.loaded_adapters(vllm_config, self._notes)
+            if adapters is None and getattr(vllm_config, "lora_config", None) is not None:
+                self._conditions.set("adapter_unknown")
             self._worker = worker.WorkerRole(
                 self._geometry, clients[0], rank, self._notes, vllm_config.max_concurrent_batches, adapters
             )
@@ -206,6 +212,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         policy = transfer.kv_load_failure_policy
         if policy == "recompute":
             return True
+        self._conditions.set("loads_forbidden")
         self._notes.warn(
             "policy",
             f"{self._without_loads}: kv_load_failure_policy is {policy!r}, under which a load that fails would fail its "
@@ -222,6 +229,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         text = geometries.unreached_states(
             self._kv_cache_config, self._geometry, *engine.step_ends(self._vllm_config)
         )
+        self._conditions.set("states_unreached", text is not None)
         if text is not None:
             self._notes.warn("block size", text)
 

@@ -129,6 +129,12 @@ class Fleet:
         return "; ".join(texts) or self._same() or "healthy"
 
     @property
+    def differ(self) -> bool:
+        """Whether they cannot be used together."""
+        sizes = {client.chunk_size for client in self._clients} - {None}
+        return len(sizes) > 1 or self._same() is not None
+
+    @property
     def chunk_size(self) -> int | None:
         """The chunk size once all have agreed to it; never, where they differ."""
         sizes = {client.socket: client.chunk_size for client in self._clients}
@@ -308,6 +314,11 @@ class Fleet:
         """Counts tokens at every server: each has its parts of all of them."""
         for client in self._clients:
             client.count_reuse(**tokens)
+
+    def set_conditions(self, names: Sequence[str]) -> None:
+        """Says to every server what keeps the engine from caching."""
+        for client in self._clients:
+            client.set_conditions(names)
 
     def clear(self) -> bool:
         """Drops every unpinned object of every server. False: one of them is away."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 
 class Notes:
@@ -12,6 +13,8 @@ class Notes:
         self._logger = logger
         self._role = role
         self._said: set[str] = set()
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called with each error that the engine is spared."""
 
     def _first(self, key: str) -> bool:
         if key in self._said:
@@ -35,6 +38,7 @@ class Notes:
 
     def failure(self, key: str, doing: str, error: BaseException) -> None:
         """An error that the engine is spared, with its traceback."""
+        self.on_failure()
         if self._first(key):
             self._logger.error(
                 "Kvasir (%s): error while %s; the engine goes on without it: %s", self._role, doing, error, exc_info=error

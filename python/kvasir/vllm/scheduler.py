@@ -17,6 +17,7 @@ from typing import Any
 from kvasir import Client, domain_seed
 from kvasir.vllm import identity, loads
 from kvasir.vllm.adapters import Adapters
+from kvasir.vllm.conditions import Conditions
 from kvasir.vllm.fleet import Answer, Fleet, Pins, reach, runs_by_server
 from kvasir.vllm.geometry import Geometry, GeometryRefused
 from kvasir.vllm.lookups import Lookups
@@ -64,6 +65,7 @@ class SchedulerRole:
         weights: EngineWeights | None = None,
         lora_config: Any = None,
         counts_media: bool = False,
+        conditions: Conditions | None = None,
     ) -> None:
         """`weights`: None where the workers' reports name them. `counts_media`: as `identity.counts_media`."""
         self._geometry = geometry
@@ -81,7 +83,8 @@ class SchedulerRole:
         self._tells_weights = False
         self._told_weights = b""
         """What workers that did not know it have to be told of the weights."""
-        self._adapters = Adapters(lora_config, settings, notes)
+        self._conditions = conditions or Conditions(client)
+        self._adapters = Adapters(lora_config, settings, notes, self._conditions)
         self._counts_media = counts_media
         self._domain: dict[str, Any] | None = None
         self._epoch = b""
@@ -117,6 +120,7 @@ class SchedulerRole:
         problems = sorted({report.problem for report in reports.values() if report.domain is None})
         domains = [report.domain for report in reports.values() if report.domain is not None]
         if problems or not domains:
+            self._conditions.set("workers_refused")
             self._notes.warn("ranks", f"not caching: {'; '.join(problems) or 'no worker has reported its layout'}")
             return
         # A rank may not know yet what the weights are.
@@ -125,11 +129,14 @@ class SchedulerRole:
         known["weights_id"] = known["weights_id"] - {b""} or {b""}
         fields = sorted(key for key, values in known.items() if len(values) > 1)
         if fields:
+            self._conditions.set("workers_refused")
             self._notes.warn("ranks", f"not caching: the ranks differ in {', '.join(fields)}")
             return
         for text in sorted({report.no_loads for report in reports.values()} - {""}):
             self._serves_loads = False
+            self._conditions.set("loads_forbidden")
             self._notes.warn("policy", text)
+        self._conditions.set("workers_refused", False)
         self._domain = {key: next(iter(values)) for key, values in known.items()}
         self._tells_weights = pending
         self._ready()
@@ -144,6 +151,7 @@ class SchedulerRole:
                 return False
             if known not in (b"", found):
                 self._refused = True
+                self._conditions.set_weights("weights_unknown")
                 self._notes.warn(
                     "ranks", "not caching: the weights were changed while the engine started; start it again"
                 )
@@ -158,12 +166,14 @@ class SchedulerRole:
         if self._planner is not None:
             return True
         chunk_size = self._client.chunk_size
+        self._conditions.set("servers_differ", not chunk_size and getattr(self._client, "differ", False))
         if self._refused or self._domain is None or not chunk_size or not self._identified():
             return False
         try:
             self._geometry.check_chunk(chunk_size, self._block_size)
         except GeometryRefused as error:
             self._refused = True
+            self._conditions.set("chunk_refused")
             self._notes.warn("chunk", f"not caching: {error}")
             return False
         self._seed = domain_seed(identity.with_epoch(self._domain, self._epoch), chunk_size)
@@ -176,9 +186,12 @@ class SchedulerRole:
         """Whether the server can be asked; a change is said in the log."""
         client = self._client
         if client.healthy:
+            if self._server.lasts:
+                self._conditions.set("servers_differ", False)
             self._server.end()
             return True
         readable, why = client.readable, client.state_text
+        self._conditions.set("servers_differ", getattr(client, "differ", False))
         what = "late, so nothing new is asked of it" if readable else "away, so nothing is reused or stored"
         self._server.say(why, f"the server at {client.socket} is {what} ({why})")
         return readable
@@ -196,6 +209,7 @@ class SchedulerRole:
             state.no_store = state.no_store or not self._settings.stores
             if self._counts_media and getattr(request, "mm_features", None):
                 state.bypass = True
+                self._conditions.set("media_unhashed")
                 self._notes.warn(
                     "media", "not caching requests with images or other media, because the engine does not hash them "
                     "(neither its prefix cache nor its cache of media is on)"

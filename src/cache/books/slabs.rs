@@ -6,10 +6,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::cache::SLABS;
+use crate::index::conditions::Conditions;
 use crate::index::counters::{ClientCounters, ReuseCounters};
 use crate::index::slab::{
-    PIN_WORDS, SLAB_BYTES, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_STATS, SLAB_TOUCHED, STAT_WORDS,
-    TOUCHED_WORDS, record_of,
+    PIN_WORDS, SLAB_BYTES, SLAB_CONDITIONS, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_STATS,
+    SLAB_TOUCHED, STAT_WORDS, TOUCHED_WORDS, record_of,
 };
 use crate::shm::lock::byte_is_locked;
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
@@ -64,7 +65,7 @@ impl Slabs {
         for (i, _) in words.iter().enumerate().filter(|(_, w)| **w != 0) {
             self.store(slab, SLAB_PINS + i * 8, 0);
         }
-        for offset in [SLAB_HIGH_WATER, SLAB_CURSOR] {
+        for offset in [SLAB_HIGH_WATER, SLAB_CURSOR, SLAB_CONDITIONS] {
             self.store(slab, offset, 0);
         }
         for i in 0..STAT_WORDS {
@@ -182,6 +183,11 @@ impl Slabs {
         }
     }
 
+    /// What a client says keeps it from caching.
+    pub(crate) fn conditions(&self, slab: u16) -> Conditions {
+        Conditions::from_word(self.word(slab.into(), SLAB_CONDITIONS))
+    }
+
     /// Descriptors for a client: the arena, and a liveness description of its own.
     ///
     /// # Errors
@@ -228,6 +234,8 @@ mod tests {
         }
         slabs.store(at, SLAB_PINS + (PIN_WORDS - 1) * 8, 8);
         assert_eq!(slabs.pinned_by(slab, 10), [0, 9, 3, 7]);
+        slabs.store(at, SLAB_CONDITIONS, u64::MAX);
+        assert_eq!(slabs.conditions(slab).to_word(), u64::MAX);
         slabs.store(at, SLAB_HIGH_WATER, 2);
         assert_eq!(slabs.pinned_by(slab, 10), [0]);
         slabs.close(slab);
@@ -238,6 +246,7 @@ mod tests {
             slabs.pinned_by(again, 10).is_empty(),
             "the next client inherits nothing"
         );
+        assert_eq!(slabs.conditions(again).to_word(), 0);
     }
 
     #[test]

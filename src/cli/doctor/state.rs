@@ -4,8 +4,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::Report;
+use super::{Report, Severity};
+use crate::cli::conditions::{Effect, in_words};
 use crate::geometry::Bytes;
+use crate::index::conditions::Condition;
 use crate::object::FRAME_BYTES;
 
 /// What the server says of itself is held against its own limits.
@@ -72,6 +74,19 @@ impl State<'_> {
                 report.silent(
                     "client_refused",
                     format_args!("{at}: process {pid} ({name}) is connected and caches nothing: {why}"),
+                );
+            }
+            for condition in client["conditions"].as_array().map_or(&[][..], Vec::as_slice) {
+                let condition = condition.as_str().unwrap_or_default();
+                let (effect, cause, cure) = in_words(condition);
+                let severity = match effect {
+                    Effect::CachesNothing => Severity::Silent,
+                    Effect::CachesLess => Severity::Slow,
+                };
+                report.push(
+                    severity,
+                    Condition::named(condition).map_or("engine_condition", Condition::name),
+                    format!("{at}: process {pid} ({name}) {cause}; {cure}"),
                 );
             }
             if client["connected"] == false {
@@ -195,11 +210,7 @@ impl State<'_> {
                 Bytes(granted)
             );
             report.push(
-                if full {
-                    super::Severity::Silent
-                } else {
-                    super::Severity::Slow
-                },
+                if full { Severity::Silent } else { Severity::Slow },
                 "pool_granted",
                 message,
             );

@@ -9,11 +9,12 @@ use super::regions::{Regions, length};
 use super::stats::Stat;
 use crate::client::ClientError;
 use crate::geometry::ObjectKind;
+use crate::index::conditions::Conditions;
 use crate::index::layout::IndexLayout;
 use crate::index::local::{self, LocalAnswer, OtherDomain};
 use crate::index::pin_words::PinWords;
 use crate::index::reader::IndexReader;
-use crate::index::slab::SLAB_BYTES;
+use crate::index::slab::{SLAB_BYTES, SLAB_CONDITIONS};
 use crate::keys::ChunkKey;
 use crate::object::{DomainShape, GroupShape, LookupRequest, ObjectId, RetrieveAnswer, RetrieveRequest};
 use crate::pool::EpochReader;
@@ -112,6 +113,13 @@ impl Attached {
             && let Ok(word) = self.slab.atomic_u64(offset)
         {
             word.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Says what keeps this client from caching.
+    pub(crate) fn set_conditions(&self, conditions: Conditions) {
+        if let Ok(word) = self.slab.atomic_u64(SLAB_CONDITIONS) {
+            word.store(conditions.to_word(), Ordering::Relaxed);
         }
     }
 

@@ -59,6 +59,14 @@ impl Stream {
         self.0.fd().ok_or_else(forked)
     }
 
+    /// Says that nothing more will be asked. The server closes the connection once all that was is done.
+    pub(crate) fn end_requests(&self) {
+        if let Some(fd) = self.0.fd() {
+            // Fails for one that has ended.
+            let _ = shutdown(fd.as_raw_fd(), Shutdown::Write);
+        }
+    }
+
     /// Ends the connection for everybody who has the descriptor.
     pub(crate) fn hang_up(&self) {
         if let Some(fd) = self.0.fd() {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, LATE};
+use super::connection::{Connection, LATE, Stream};
 use super::populate::Populated;
 use super::session::Session;
 use super::stats::{Counters, REUSE, Stat};
@@ -11,6 +11,7 @@ use super::wake::Wake;
 use super::wanted::{Registered, Wanted};
 use crate::client::memory::KvMemory;
 use crate::client::{ClientConfig, ClientError};
+use crate::index::conditions::Conditions;
 use crate::index::counters::ReuseCounters;
 use crate::shm::atfork::process_generation;
 use crate::sync::shared::{AtomicBool, AtomicU64, Ordering};
@@ -29,7 +30,11 @@ struct State {
     link: Link,
     /// Of the link; or of one that is down because its server was late, which is read from memory only.
     session: Option<Arc<Session>>,
+    /// The connection of a server that was late. What was asked over it may be done any time until the server closes it.
+    unanswered: Option<Arc<Stream>>,
     wanted: Wanted,
+    /// What keeps the engine from caching, as far as the server cannot know.
+    conditions: Conditions,
     /// Why there is no link, for people.
     reason: String,
     down_since: Option<Instant>,
@@ -79,7 +84,9 @@ impl Core {
             state: Mutex::new(State {
                 link: Link::Down,
                 session: None,
+                unanswered: None,
                 wanted: Wanted::default(),
+                conditions: Conditions::default(),
                 reason: "not connected yet".into(),
                 down_since: Some(Instant::now()),
                 attempts_begun: 0,
@@ -223,6 +230,15 @@ impl Core {
         }
     }
 
+    /// Replaces what keeps the engine from caching, for this server and those to come.
+    pub(crate) fn set_conditions(&self, conditions: Conditions) {
+        let mut state = self.state();
+        state.conditions = conditions;
+        if let Some(session) = &state.session {
+            session.set_conditions(conditions);
+        }
+    }
+
     /// Takes the link for one or more exchanges, waiting for others' until the deadline. With `session`, only if that is
     /// still the one: what its frames and pins mean, no other server knows.
     pub(crate) fn take_link(
@@ -278,6 +294,7 @@ impl Core {
         let mut state = self.state();
         let current = state.session.as_ref().map(|session| session.generation);
         if current == Some(session.generation) && !matches!(state.link, Link::Down) {
+            state.unanswered = Some(Arc::clone(&session.stream));
             self.take_down(&mut state, LATE, Reads::GoOn);
         }
     }
@@ -300,12 +317,33 @@ impl Core {
         if reads == Reads::End
             && let Some(session) = state.session.take()
         {
-            session.stream.hang_up();
+            // What a late server was asked last is told by the end of the connection, which is waited for.
+            match &state.unanswered {
+                Some(stream) if Arc::ptr_eq(stream, &session.stream) => stream.end_requests(),
+                _ => session.stream.hang_up(),
+            }
         }
         state.reason = reason.to_owned();
         state.down_since.get_or_insert_with(Instant::now);
         self.changed.notify_all();
         self.wake.wake();
+    }
+
+    /// Waits until a server that was late has done, or will never do, what it was asked last. A commit of then may hold what the
+    /// next store hangs under, and would be missed if it came after that store.
+    pub(crate) fn await_unanswered(&self, deadline: Instant) {
+        let Some(stream) = self.state().unanswered.take() else {
+            return;
+        };
+        stream.end_requests();
+        let Ok(fd) = stream.fd() else { return };
+        while !self.wake.hung_up(&[fd]) && !self.is_closed() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return; // a chunk may be stored twice or not at all, which is better than no store
+            }
+            self.wake.sleep(&[fd], left);
+        }
     }
 
     /// Asks for a recovery attempt now and waits for one that began after the asking. What it ended with.
@@ -373,6 +411,7 @@ impl Core {
                 .add(Stat::DegradedMs, since.elapsed().as_millis() as u64);
             session.count(Stat::DegradedSeconds, since.elapsed().as_secs());
         }
+        session.set_conditions(state.conditions);
         for (stat, count) in self.counters.take_held_back() {
             session.count(stat, count);
         }

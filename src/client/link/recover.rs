@@ -128,6 +128,8 @@ fn attempt(core: &Core) -> Result<(), Failed> {
     let generation = core.begin_attempt();
     let (connection, mut session) =
         Session::open(&core.config, generation, &core.populated, core.deadline())?;
+    // Before this rank registers anew, which ends what it had under way over another connection.
+    core.await_unanswered(core.deadline());
     let mut connection = Box::new(connection);
     loop {
         let mut wanted = core.wanted();

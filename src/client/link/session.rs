@@ -18,6 +18,7 @@ use super::stats::Stat;
 use crate::client::{ClientConfig, ClientError, Maps};
 use crate::control::ControlView;
 use crate::copy::HostMemory;
+use crate::index::conditions::Conditions;
 use crate::object::Extent;
 use crate::shm::atfork::forks_so_far;
 use crate::shm::{Mapping, ReadWrite};
@@ -144,6 +145,13 @@ impl Session {
     /// Whether nothing was stored since the last time this was asked.
     pub(crate) fn was_idle(&self) -> bool {
         self.pool.as_ref().is_some_and(|pool| pool.uses.none_since_last())
+    }
+
+    /// Says in the slab, where there is one, what keeps this client from caching.
+    pub(crate) fn set_conditions(&self, conditions: Conditions) {
+        if let Some(attached) = &self.attached {
+            attached.set_conditions(conditions);
+        }
     }
 
     /// Counts in the statistics words of the slab, where there is one.
