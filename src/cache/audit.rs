@@ -30,7 +30,7 @@ impl Core {
             if let Some(parent) = record.parent {
                 let entry = tree.entry(parent).or_default();
                 entry.0 += 1;
-                if record.beside && record.state == RecordState::Live {
+                if record.is_companion && record.state == RecordState::Live {
                     entry.1 |= record.bit;
                     entry.2 |= if record.held_from > 0 { record.bit } else { 0 };
                 }
@@ -47,13 +47,13 @@ impl Core {
             let counted = pins.remove(&number).unwrap_or_default();
             same("children of a record", record.children.into(), children.into())?;
             same(
-                "groups beside a record",
-                record.groups.groups.into(),
+                "companions of a record",
+                record.companions.groups.into(),
                 below.into(),
             )?;
             same(
-                "groups with holes beside a record",
-                record.groups.holed.into(),
+                "companions of a record that have holes",
+                record.companions.holed.into(),
                 holed.into(),
             )?;
             same("pins of a record", record.pins.into(), counted.into())?;
@@ -139,11 +139,11 @@ impl Core {
             u64::from(found.is_some()),
         )?;
         if let Some(view) = found {
-            let beside = record.groups.to_word();
+            let companions = record.companions.to_word();
             same(
-                "groups that the index says are beside",
-                view.beside.to_word(),
-                beside,
+                "companions that the index names",
+                view.companions.to_word(),
+                companions,
             )?;
             let tails = record.tails.into();
             same("tails that the index says are behind", view.tails.into(), tails)?;

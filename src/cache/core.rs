@@ -239,7 +239,7 @@ impl Core {
         Ok(self.client(client)?.attached && !self.slabs.is_locked(client.slab)?)
     }
 
-    /// Tree the chunk size of all domains. The same size again is fine.
+    /// Records the chunk size of all domains. The same size again is fine.
     ///
     /// # Errors
     /// [`CoreError::InvalidArgument`] for 0, more than a chunk can have, or another size than before.
@@ -253,7 +253,7 @@ impl Core {
         Ok(())
     }
 
-    /// Tree the chunk size of some domains, beside those of others. The same size again is fine.
+    /// Records the chunk size of some domains, beside those of others. The same size again is fine.
     ///
     /// # Errors
     /// [`CoreError::InvalidArgument`] for 0, more than a chunk can have, or when one size holds for all domains.

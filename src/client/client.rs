@@ -36,7 +36,7 @@ impl Client {
     /// process that has no descriptor or thread to spare: the client is degraded until it has.
     ///
     /// # Errors
-    /// [`ClientError::InvalidArgument`] for a deadline or a heartbeat of more than [`MAX_WAIT`].
+    /// [`ClientError::InvalidArgument`] for a deadline or a heartbeat of more than [`super::MAX_WAIT`].
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
         for (what, time) in [("deadline", config.deadline), ("heartbeat", config.heartbeat)] {
             check_wait(what, time)?;

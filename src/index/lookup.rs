@@ -72,12 +72,11 @@ pub(crate) struct Question<'a, A: Access> {
 /// How far a lookup is. `E` is what ends it.
 pub(crate) struct Looking<E> {
     stage: Stage<E>,
+    /// Those of this plan.
     limits: Limits,
     probed: Probed,
     rounds: u32,
     halving: Option<Halving>,
-    /// At most so many tokens by this plan.
-    max_tokens: u64,
     sweep: Sweep,
     naming: Naming,
     /// Something of the plan is not there any more.
@@ -103,7 +102,6 @@ impl<E> Looking<E> {
             probed: Probed::new(shape, request),
             rounds: MAX_ROUNDS,
             halving: None,
-            max_tokens: request.max_tokens,
             sweep: Sweep::default(),
             naming: Naming::default(),
             lost: false,
@@ -187,19 +185,11 @@ impl<E> Looking<E> {
         };
     }
 
-    /// The limits of this plan.
-    fn plan_limits(&self) -> Limits {
-        Limits {
-            max_tokens: self.max_tokens,
-            ..self.limits
-        }
-    }
-
-    fn view<'v>(&'v self, shape: &'v DomainShape, limits: &'v Limits) -> View<'v> {
+    fn view<'v>(&'v self, shape: &'v DomainShape) -> View<'v> {
         View {
             groups: &shape.groups,
             presence: &self.probed.presence,
-            limits,
+            limits: &self.limits,
             order: &self.probed.order,
         }
     }
@@ -211,7 +201,7 @@ impl<E> Looking<E> {
         meter: &mut impl Budget,
     ) {
         let mut sweep = std::mem::take(&mut self.sweep);
-        let (limits, groups) = (self.plan_limits(), question.shape.groups.len() as u32);
+        let groups = question.shape.groups.len() as u32;
         while let Some(chunk) = sweep.chunk() {
             if meter.is_over() {
                 self.sweep = sweep;
@@ -219,7 +209,7 @@ impl<E> Looking<E> {
                 return;
             }
             meter.spend(1 + groups / 2);
-            let view = self.view(question.shape, &limits);
+            let view = self.view(question.shape);
             if sweep.at_end(&view).is_none() && sweep.at_tails(&view).is_none() {
                 sweep.leave(chunk);
             }
@@ -230,7 +220,7 @@ impl<E> Looking<E> {
         self.answer.loads.clear();
         self.full.clear();
         self.lost = false;
-        let chunks = sweep.found().div_ceil(limits.chunk_size) as usize;
+        let chunks = sweep.found().div_ceil(self.limits.chunk_size) as usize;
         let chunks = chunks.min(self.probed.anchors.len());
         if question.request.pin {
             self.records.reserve(chunks);
@@ -248,10 +238,9 @@ impl<E> Looking<E> {
         pins: &mut impl Pins<Error = E>,
         meter: &mut impl Budget,
     ) -> Result<(), E> {
-        let limits = self.plan_limits();
         let mut naming = std::mem::take(&mut self.naming);
         while !meter.is_over() {
-            let Some(load) = naming.next(&self.view(question.shape, &limits)) else {
+            let Some(load) = naming.next(&self.view(question.shape)) else {
                 self.stage = match self.lost {
                     true => Stage::Undo(Next::Plan),
                     false => Stage::Taken,
@@ -270,7 +259,7 @@ impl<E> Looking<E> {
             }
             if !self.add(question.shape, &load, item, &found, pins, meter)? {
                 self.stage = Stage::Undo(Next::Plan);
-                self.halve(false);
+                self.halve(question.request, false);
                 return Ok(());
             }
         }
@@ -346,9 +335,9 @@ impl<E> Looking<E> {
     }
 
     /// Goes on looking for the longest prefix in whole chunks that fits: a shorter one needs less.
-    fn halve(&mut self, fits: bool) {
+    fn halve(&mut self, request: &LookupRequest<'_>, fits: bool) {
         let size = self.limits.chunk_size;
-        let chunks = self.answer.hit_tokens.min(self.max_tokens).div_ceil(size);
+        let chunks = self.answer.hit_tokens.min(self.limits.max_tokens).div_ceil(size);
         let halving = match self.halving {
             None => Halving {
                 fit: 0,
@@ -357,11 +346,11 @@ impl<E> Looking<E> {
             // Of what fitted a moment ago something is longer now.
             Some(halving) if halving.is_over() => Halving { fit: 0, too_long: 0 },
             Some(halving) if fits => Halving {
-                fit: self.max_tokens / size,
+                fit: self.limits.max_tokens / size,
                 ..halving
             },
             Some(halving) => Halving {
-                too_long: self.max_tokens / size,
+                too_long: self.limits.max_tokens / size,
                 ..halving
             },
         };
@@ -370,13 +359,13 @@ impl<E> Looking<E> {
             true => halving.fit,
             false => halving.fit + (halving.too_long - halving.fit) / 2,
         };
-        self.max_tokens = self.limits.max_tokens.min(next * size);
+        self.limits.max_tokens = request.max_tokens.min(next * size);
     }
 
     /// What was taken is all there and fits. Is it the longest?
     fn taken<A: Access>(&mut self, question: &Question<'_, A>, pins: &mut impl Pins<Error = E>) {
         if self.halving.is_some_and(|halving| !halving.is_over()) {
-            self.halve(true);
+            self.halve(question.request, true);
             self.stage = Stage::Undo(Next::Plan);
             return;
         }
@@ -412,16 +401,15 @@ impl<E> Looking<E> {
         self.rounds -= u32::from(self.lost);
         if self.rounds == 0 {
             // What it found kept vanishing: nothing is left to look for.
-            self.max_tokens = 0;
+            self.limits.max_tokens = 0;
             self.halving = self.halving.map(|_| Halving { fit: 0, too_long: 0 });
         }
-        let limits = self.plan_limits();
         // Of full attention the first chunk that is missing ends the prefix, and some may be since.
-        let covers = self.lost.then(|| self.view(question.shape, &limits).covers());
+        let covers = self.lost.then(|| self.view(question.shape).covers());
         if let Some(covers) = covers {
             self.probed.covers = covers;
         }
-        self.sweep = Sweep::new(&self.view(question.shape, &limits), &self.probed.covers);
+        self.sweep = Sweep::new(&self.view(question.shape), &self.probed.covers);
         self.stage = Stage::Sweep;
         Ok(())
     }

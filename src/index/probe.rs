@@ -180,8 +180,8 @@ impl<A: Access> Prober<'_, A> {
                 };
                 probed.anchors.push(Found::from(view));
                 probed.tails_behind.push(view.tails);
-                groups = anchor.bit | view.beside.groups;
-                for group in shape.groups.iter().filter(|g| g.bit & view.beside.holed != 0) {
+                groups = anchor.bit | view.companions.groups;
+                for group in shape.groups.iter().filter(|g| g.bit & view.companions.holed != 0) {
                     meter.spend(OTHER);
                     if let Some(view) = self.has(key, group.group, shape.chunk_size, probed) {
                         note_hole(&mut probed.presence, source, group.bit, &view);

@@ -23,7 +23,7 @@ impl<'a, A: Access> IndexReader<'a, A> {
     /// The record that seems to hold an object: what a reader pins before it looks again with
     /// [`IndexReader::view`].
     pub fn probe(&self, id: &ObjectId) -> Option<u32> {
-        self.find(id).map(|view| view.record)
+        self.lookup(id).map(|view| view.record)
     }
 
     /// A record as it is now, if it is live and holds the object.
@@ -44,11 +44,6 @@ impl<'a, A: Access> IndexReader<'a, A> {
             return None;
         }
         RecordView::decode(record, &words, id)
-    }
-
-    /// The live record of an object.
-    pub fn lookup(&self, id: &ObjectId) -> Option<RecordView> {
-        self.find(id)
     }
 
     /// The body words of a record. `None` when it has changed meanwhile.
@@ -87,7 +82,8 @@ impl<'a, A: Access> IndexReader<'a, A> {
         }
     }
 
-    fn find(&self, id: &ObjectId) -> Option<RecordView> {
+    /// The live record of an object.
+    pub fn lookup(&self, id: &ObjectId) -> Option<RecordView> {
         let (buckets, tag) = self.layout.spots(id);
         for bucket in buckets {
             let mut slots = [0; SLOTS];

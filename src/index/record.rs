@@ -25,7 +25,7 @@ pub const WORD_FRAMES: usize = 6;
 pub const WORD_BODY: usize = 7;
 /// Index of the word of the domain and the first token that is held.
 pub const WORD_HELD: usize = 8;
-/// Index of the word of the groups beside it. It and the tails under it are all that changes while the record is live.
+/// Index of the word of its companions. It and the tails under it are all that changes while the record is live.
 pub const WORD_COMPANIONS: usize = 9;
 /// Index of the first body word.
 const WORD_INLINE: usize = 10;
@@ -173,8 +173,8 @@ pub struct RecordView {
     pub parts: u16,
     /// Frames of all parts.
     pub frames: u64,
-    /// What hangs beside it.
-    pub beside: Companions,
+    /// Its companions.
+    pub companions: Companions,
     /// Of a full chunk: which tails of the next one have a live object, bit `(tokens / alignment - 1) mod 32` of each.
     /// A hint too.
     pub tails: u32,
@@ -197,7 +197,7 @@ impl RecordView {
             held_from: words[WORD_HELD] as u32,
             parts: (shape >> 16) as u16,
             frames: u64::from(words[WORD_FRAMES] as u32),
-            beside: Companions::from_word(words[WORD_COMPANIONS]),
+            companions: Companions::from_word(words[WORD_COMPANIONS]),
             tails: (words[WORD_FRAMES] >> 32) as u32,
             body: words[WORD_BODY],
             inline,

@@ -1,10 +1,7 @@
 //! A lookup that the server is asked for: it may take several turns.
 
 use super::quota::{CountedPins, Keeping};
-use crate::cache::api::ClientId;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
-use crate::cache::work::{Progress, Work};
+use crate::cache::{ClientId, Core, CoreError, Progress, Work};
 use crate::index::lookup::{self, Question, requested_units};
 use crate::index::meter::{Budget, Meter};
 use crate::index::probe::is_tail;

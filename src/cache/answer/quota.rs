@@ -5,13 +5,11 @@
 //! Clients that could keep all of the pool would stop the stores of all others, so each may keep a quarter. What does
 //! not fit is not promised: a lookup answers the longest prefix that fits, a retrieve says that the rest is not there.
 
-use crate::cache::api::ClientId;
 use crate::cache::books::pins::PinTable;
 use crate::cache::books::registry::Domain;
 use crate::cache::books::tree::Tree;
 use crate::cache::books::trunks::Spot;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
+use crate::cache::{ClientId, Core, CoreError};
 use crate::index::meter::{Budget, Unlimited};
 use crate::index::pins::{Pins, Role};
 use crate::index::probe::Found;
@@ -19,7 +17,7 @@ use crate::index::reader::IndexReader;
 use crate::object::ObjectId;
 use crate::shm::mapping::Access;
 
-/// Parts of a step: to note what keeps an object in a chain, or one that stands beside the chains, and to pin it.
+/// Parts of a step: to note what keeps an object in a chain, or a companion, and to pin it.
 const KEEP: u32 = 2;
 const KEEP_BESIDE: u32 = 8;
 const PIN: u32 = 3;
@@ -40,7 +38,7 @@ pub(crate) struct Keeping {
     ahead: u64,
     /// Frames that the client keeps without it.
     kept: u64,
-    /// Tree that are pinned and not yet noted as the pin's; none between turns.
+    /// Records that are pinned and not yet noted as the pin's; none between turns.
     unnamed: Vec<u32>,
     /// Something was noted as the pin's.
     is_used: bool,
@@ -183,15 +181,15 @@ impl CountedPins<'_> {
         }
         let pin = self.keeping.pin;
         // A state stands beside the attention of its tail, which stands beside a chain.
-        let (mut at, mut beside) = (Some(record), 0);
+        let (mut at, mut companions) = (Some(record), 0);
         let before = self.keeping.kept;
         while let Some(record) = at.filter(|record| self.tree.trunks.spot(*record).is_none()) {
             let entry = *self.tree.get(record);
-            self.pins.hold_beside(client, pin, record, entry.frames);
-            beside += 1;
+            self.pins.hold_companion(client, pin, record, entry.frames);
+            companions += 1;
             at = entry.parent;
         }
-        if beside > 0 {
+        if companions > 0 {
             self.keeping.kept = self.pins.kept_frames(client);
         }
         let grows = self.keeping.kept > before;
@@ -200,8 +198,8 @@ impl CountedPins<'_> {
         if self.fits(spot, grows) {
             return Ok(true);
         }
-        for _ in 0..beside {
-            self.pins.let_go_beside(client, pin);
+        for _ in 0..companions {
+            self.pins.let_go_companion(client, pin);
         }
         self.keeping.kept = self.pins.kept_frames(client);
         Ok(false)
@@ -226,7 +224,7 @@ impl CountedPins<'_> {
         }
     }
 
-    /// Whether a spot may be held too. `grows`: what has just been added beside the chains was not kept before.
+    /// Whether a spot may be held too. `grows`: the companions that have just been added were not kept before.
     fn fits(&mut self, spot: Option<Spot>, grows: bool) -> bool {
         let more = match (spot, self.keeping.pending) {
             (None, _) => 0,

@@ -5,10 +5,7 @@ use std::collections::BTreeSet;
 
 use super::lookup::Looking;
 use super::retrieve::Retrieving;
-use crate::cache::api::ClientId;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
-use crate::cache::work::{Progress, Work, finish};
+use crate::cache::{ClientId, Core, CoreError, Progress, Work, finish};
 use crate::index::meter::{Budget, Meter};
 use crate::index::turn::Turn;
 

@@ -1,10 +1,7 @@
 //! A retrieve that the server is asked for: it may take several turns.
 
 use super::quota::{CountedPins, Keeping};
-use crate::cache::api::ClientId;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
-use crate::cache::work::{Progress, Work};
+use crate::cache::{ClientId, Core, CoreError, Progress, Work};
 use crate::index::meter::{Budget, Meter};
 use crate::index::retrieve::{self, Question};
 use crate::index::turn::Turn;

@@ -1,16 +1,16 @@
-//! Tree that are spared while space is made for one client.
+//! Records that are spared while space is made for one client.
 
 use std::collections::HashSet;
 
 use super::tree::Tree;
 
-/// Tree that are spared for one need. Of longer chains it is the ends: what they hang under has children, and goes
+/// Records that are spared for one need. Of longer chains it is the ends: what they hang under has children, and goes
 /// after them anyway.
 pub(crate) const MAX_GUARDED: usize = 1024;
-/// Tree that are spared at once.
+/// Records that are spared at once.
 pub(crate) const CLIMBED: usize = 32;
 
-/// Tree that are spared, each with what stands beside it.
+/// Records that are spared, each with its companions.
 #[derive(Debug, Default)]
 pub(crate) struct Guards {
     records: HashSet<u32>,
@@ -44,14 +44,14 @@ impl Guards {
         guards
     }
 
-    /// Whether a record is one of them, or a window or state beside one.
+    /// Whether a record is one of them, or the companion of one.
     pub(crate) fn spare(&self, record: u32, records: &Tree) -> bool {
         if self.records.is_empty() {
             return false;
         }
         let entry = records.get(record);
-        let beside = entry.parent.filter(|_| entry.beside);
-        self.records.contains(&record) || beside.is_some_and(|parent| self.records.contains(&parent))
+        let parent = entry.parent.filter(|_| entry.is_companion);
+        self.records.contains(&record) || parent.is_some_and(|parent| self.records.contains(&parent))
     }
 }
 
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_spared_with_what_they_hang_under_and_what_stands_beside() {
+    fn ends_are_spared_with_what_they_hang_under_and_their_companions() {
         let mut records = Tree::new(64);
         let spared = chain(&mut records, 3);
         let other = chain(&mut records, 2);
@@ -81,10 +81,10 @@ mod tests {
             records.publish(record, 1, 0, 0);
             record
         };
-        let beside = [spared[0], spared[2]].map(|parent| state(&mut records, parent));
+        let companions = [spared[0], spared[2]].map(|parent| state(&mut records, parent));
         let others = state(&mut records, other[1]);
         let guards = Guards::from_ends(vec![spared[2]], &records);
-        for record in spared.iter().chain(&beside) {
+        for record in spared.iter().chain(&companions) {
             assert!(guards.spare(*record, &records), "{record}");
         }
         for record in other.iter().chain([&others]) {

@@ -111,13 +111,13 @@ impl Index {
         Ok(())
     }
 
-    /// Says what hangs beside a live record of `frames` frames, and which tails of the next chunk hang under it.
-    pub fn set_companions(&self, record: u32, frames: u32, beside: Companions, tails: u32) {
+    /// Names the companions of a live record of `frames` frames, and which tails of the next chunk hang under it.
+    pub fn set_companions(&self, record: u32, frames: u32, companions: Companions, tails: u32) {
         let at = self.layout.record_at(record);
         let word = u64::from(tails) << 32 | u64::from(frames);
         self.word(at + WORD_FRAMES * 8).store(word, Ordering::Relaxed);
         self.word(at + WORD_COMPANIONS * 8)
-            .store(beside.to_word(), Ordering::Relaxed);
+            .store(companions.to_word(), Ordering::Relaxed);
     }
 
     /// Takes an object out: no reader that looks from now on finds it. The caller fences, then scans pins.

@@ -3,7 +3,7 @@
 //! A pin keeps what it names and all that this hangs under, which may be a hundred thousand chunks. Of each chain (see
 //! `trunks`) a client keeps a front, up to the furthest spot that a pin of it holds. So only spots are remembered: one
 //! for each chain of a pin and one for each chain that those hang under, with how many hold it. Objects that stand
-//! beside the chains are counted one by one.
+//! as companions are counted one by one.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ struct Chain {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Companions {
+struct Companion {
     pins: u32,
     /// As they were when it was first kept: what is added is what is taken off again.
     frames: u32,
@@ -37,7 +37,7 @@ pub(crate) struct Kept {
     chains: BTreeMap<u32, Chain>,
     /// How often each spot is held.
     held: BTreeMap<Spot, u32>,
-    beside: BTreeMap<u32, Companions>,
+    companions: BTreeMap<u32, Companion>,
     frames: u64,
 }
 
@@ -106,25 +106,25 @@ impl Kept {
         }
     }
 
-    /// Holds an object beside the chains once more.
-    pub(crate) fn hold_beside(&mut self, record: u32, frames: u32) {
-        let entry = self.beside.entry(record).or_insert_with(|| {
+    /// Holds a companion once more.
+    pub(crate) fn hold_companion(&mut self, record: u32, frames: u32) {
+        let entry = self.companions.entry(record).or_insert_with(|| {
             self.frames += u64::from(frames);
-            Companions { pins: 0, frames }
+            Companion { pins: 0, frames }
         });
         entry.pins += 1;
     }
 
     /// Holds it once less.
-    pub(crate) fn let_go_beside(&mut self, record: u32) {
-        let Some(entry) = self.beside.get_mut(&record) else {
+    pub(crate) fn let_go_companion(&mut self, record: u32) {
+        let Some(entry) = self.companions.get_mut(&record) else {
             debug_assert!(false, "record {record} is not held");
             return;
         };
         entry.pins -= 1;
         if entry.pins == 0 {
             self.frames -= u64::from(entry.frames);
-            self.beside.remove(&record);
+            self.companions.remove(&record);
         }
     }
 
@@ -132,7 +132,7 @@ impl Kept {
     pub(crate) fn has(&self, record: u32, trunks: &Trunks) -> bool {
         match trunks.spot(record) {
             Some(spot) => self.end(spot.chain).is_some_and(|end| spot.frames <= end),
-            None => self.beside.contains_key(&record),
+            None => self.companions.contains_key(&record),
         }
     }
 

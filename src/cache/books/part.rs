@@ -1,6 +1,6 @@
 //! One part of an incomplete object.
 
-use crate::cache::api::ClientId;
+use crate::cache::ClientId;
 use crate::pool::body::PartBody;
 
 /// One part of an incomplete object.

@@ -21,8 +21,8 @@ struct Pin {
     records: Stack<u32>,
     /// What it holds of the chains, one for each chain in turn.
     spots: Stack<Spot>,
-    /// What it holds beside them.
-    beside: Stack<u32>,
+    /// The companions that it holds.
+    companions: Stack<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ impl PinTable {
             label,
             records: Stack::default(),
             spots: Stack::default(),
-            beside: Stack::default(),
+            companions: Stack::default(),
         };
         of_client.pins.insert(pin, entry);
         Ok(pin)
@@ -119,23 +119,23 @@ impl PinTable {
             .is_some_and(|mut spots| spots.any(|held| held.chain == spot.chain && held.frames >= spot.frames))
     }
 
-    /// Has a pin hold an object beside the chains.
-    pub(crate) fn hold_beside(&mut self, client: ClientId, pin: u64, record: u32, frames: u32) {
+    /// Has a pin hold a companion.
+    pub(crate) fn hold_companion(&mut self, client: ClientId, pin: u64, record: u32, frames: u32) {
         if let Some(held) = self.clients.get_mut(&client)
             && let Some(entry) = held.pins.get_mut(&pin)
         {
-            held.kept.hold_beside(record, frames);
-            entry.beside.push(record);
+            held.kept.hold_companion(record, frames);
+            entry.companions.push(record);
         }
     }
 
-    /// Has a pin let go of what it was given last to hold beside the chains.
-    pub(crate) fn let_go_beside(&mut self, client: ClientId, pin: u64) {
+    /// Has a pin let go of the companion that it was given last.
+    pub(crate) fn let_go_companion(&mut self, client: ClientId, pin: u64) {
         if let Some(held) = self.clients.get_mut(&client)
             && let Some(entry) = held.pins.get_mut(&pin)
-            && let Some(record) = entry.beside.pop()
+            && let Some(record) = entry.companions.pop()
         {
-            held.kept.let_go_beside(record);
+            held.kept.let_go_companion(record);
         }
     }
 
@@ -157,7 +157,7 @@ impl PinTable {
         {
             entry.records.shrink_to_fit();
             entry.spots.shrink_to_fit();
-            entry.beside.shrink_to_fit();
+            entry.companions.shrink_to_fit();
         }
     }
 
@@ -211,8 +211,8 @@ impl PinTable {
             if let Some(record) = entry.records.pop() {
                 held.objects -= 1;
                 unpin(record);
-            } else if let Some(record) = entry.beside.pop() {
-                held.kept.let_go_beside(record);
+            } else if let Some(record) = entry.companions.pop() {
+                held.kept.let_go_companion(record);
             } else if let Some(spot) = entry.spots.pop() {
                 held.kept.let_go(spot);
             } else {
@@ -233,7 +233,7 @@ impl PinTable {
         self.clients.get(&client).map_or(0, |c| c.pins.len())
     }
 
-    /// How many records, spots and objects beside the chains the pins of a client hold, and how many chains it keeps.
+    /// How many records, spots and companions the pins of a client hold, and how many chains it keeps.
     #[cfg(test)]
     pub(crate) fn memory(&self, client: ClientId) -> (usize, usize, usize, usize) {
         let Some(held) = self.clients.get(&client) else {
@@ -243,7 +243,7 @@ impl PinTable {
         (
             sum(|pin| pin.records.capacity()),
             sum(|pin| pin.spots.capacity()),
-            sum(|pin| pin.beside.capacity()),
+            sum(|pin| pin.companions.capacity()),
             held.kept.chains(),
         )
     }
@@ -338,7 +338,7 @@ mod tests {
         let one = hold(&mut table, A, 2);
         let two = hold(&mut table, A, 3);
         let other = hold(&mut table, B, 1);
-        table.hold_beside(A, two, 9, 5);
+        table.hold_companion(A, two, 9, 5);
         assert_eq!((table.kept_frames(A), table.kept_frames(B)), (15, 4));
         take(&mut table, A, one);
         assert!(table.keeps(A, 1, &trunks) && !table.keeps(A, 2, &trunks) && table.keeps(A, 9, &trunks));

@@ -3,7 +3,7 @@
 //! Engines count when a request is taken up, not when they ask: a waiting request is asked about in every step. So the
 //! figures do not depend on who answers lookups, and mean what the engines' own metrics mean.
 
-use crate::cache::api::DomainReuse;
+use crate::cache::DomainReuse;
 use crate::index::counters::ReuseCounters;
 use crate::keys::ChunkKey;
 

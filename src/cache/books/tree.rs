@@ -1,6 +1,6 @@
 //! What the server knows of each record beyond the shared words: its tree, its pins, whether it may go.
 //!
-//! Tree form trees: a full-attention object hangs under the one of the chunk before, a window or a
+//! Records form trees: a full-attention object hangs under the one of the chunk before, a window or a
 //! state under the full-attention object of its chunk. Only leaves go.
 
 use std::collections::btree_map::Entry;
@@ -22,7 +22,7 @@ pub(crate) struct Record {
     pub(crate) domain: u32,
     /// The record that it hangs under.
     pub(crate) parent: Option<u32>,
-    /// Tree that hang under it: live, limbo and incomplete ones.
+    /// Records that hang under it: live, limbo and incomplete ones.
     pub(crate) children: u32,
     /// Pins of the request form.
     pub(crate) pins: u32,
@@ -33,9 +33,9 @@ pub(crate) struct Record {
     /// Bit of its group in its domain.
     pub(crate) bit: u32,
     /// What hangs beside it, as its record in the index says.
-    pub(crate) groups: Companions,
+    pub(crate) companions: Companions,
     /// Whether it is one of the companions of its parent.
-    pub(crate) beside: bool,
+    pub(crate) is_companion: bool,
     /// Of a tail its bit in the word of the chunk before; 0 of what is none.
     pub(crate) tail: u32,
     /// Bits of the tails of the next chunk, as its record in the index says.
@@ -66,7 +66,7 @@ pub(crate) struct Tree {
     tails: BTreeMap<(u32, u32), u32>,
     /// Those that are parked.
     parked: BTreeSet<u32>,
-    /// Tree in limbo that nothing but a word of a slab may hold any more, since their last pin or the last that hung
+    /// Records in limbo that nothing but a word of a slab may hold any more, since their last pin or the last that hung
     /// under them has gone.
     let_go: BTreeSet<u32>,
     limbo: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Tree {
     pinned_frames: u64,
     /// Where full chunks stand in their trees.
     pub(crate) trunks: Trunks,
-    /// Tree that have left the index, and of them those that a pin of the request form named.
+    /// Records that have left the index, and of them those that a pin of the request form named.
     gone: u64,
     torn: u64,
 }
@@ -88,8 +88,8 @@ const UNUSED: Record = Record {
     frames: 0,
     held_from: 0,
     bit: 0,
-    groups: Companions { groups: 0, holed: 0 },
-    beside: false,
+    companions: Companions { groups: 0, holed: 0 },
+    is_companion: false,
     tail: 0,
     tails: 0,
     superseded: false,
@@ -143,12 +143,12 @@ impl Tree {
         self.limbo
     }
 
-    /// Tree that have left the index so far. As long as it stays the same, all that was found is there.
+    /// Records that have left the index so far. As long as it stays the same, all that was found is there.
     pub(crate) fn gone(&self) -> u64 {
         self.gone
     }
 
-    /// Tree that went while a pin of the request form named them. As long as it stays the same, all that is pinned
+    /// Records that went while a pin of the request form named them. As long as it stays the same, all that is pinned
     /// is there.
     pub(crate) fn torn(&self) -> u64 {
         self.torn
@@ -160,13 +160,19 @@ impl Tree {
     }
 
     /// Takes a number for an incomplete object under `parent`.
-    pub(crate) fn open(&mut self, domain: u32, bit: u32, parent: Option<u32>, beside: bool) -> Option<u32> {
+    pub(crate) fn open(
+        &mut self,
+        domain: u32,
+        bit: u32,
+        parent: Option<u32>,
+        is_companion: bool,
+    ) -> Option<u32> {
         let record = self.numbers.take()?;
         *self.get_mut(record) = Record {
             state: RecordState::Partial,
             domain,
             bit,
-            beside,
+            is_companion,
             ..UNUSED
         };
         self.attach(record, parent);
@@ -180,15 +186,15 @@ impl Tree {
         entry.tail = tail;
         entry.state = RecordState::Live;
         entry.frames = frames;
-        let (bit, parent) = (entry.bit, entry.parent.filter(|_| entry.beside));
-        if !entry.beside && tail == 0 {
+        let (bit, parent) = (entry.bit, entry.parent.filter(|_| entry.is_companion));
+        if !entry.is_companion && tail == 0 {
             let above = entry.parent;
             self.trunks.grow(record, above, frames);
         }
         if let Some(parent) = parent {
             let entry = self.get_mut(parent);
-            entry.groups.groups |= bit;
-            entry.groups.holed |= if held_from > 0 { bit } else { 0 };
+            entry.companions.groups |= bit;
+            entry.companions.holed |= if held_from > 0 { bit } else { 0 };
             // A superseded one may go again: what hangs under it can be moved.
             self.refresh(parent);
         }
@@ -215,7 +221,7 @@ impl Tree {
         let entry = self.get_mut(record);
         entry.state = RecordState::Limbo;
         entry.undecided = true;
-        entry.beside = false;
+        entry.is_companion = false;
         self.policy.removed(record);
     }
 
@@ -325,8 +331,8 @@ impl Tree {
     }
 
     /// Hangs the record of an incomplete object that was opened without a parent.
-    pub(crate) fn hang(&mut self, record: u32, parent: u32, beside: bool) {
-        self.get_mut(record).beside = beside;
+    pub(crate) fn hang(&mut self, record: u32, parent: u32, is_companion: bool) {
+        self.get_mut(record).is_companion = is_companion;
         self.attach(record, Some(parent));
     }
 
@@ -334,7 +340,7 @@ impl Tree {
     pub(crate) fn move_up(&mut self, record: u32, parent: Option<u32>) {
         let entry = *self.get(record);
         self.leave(&entry);
-        self.get_mut(record).beside = false;
+        self.get_mut(record).is_companion = false;
         self.attach(record, parent);
     }
 
@@ -343,7 +349,7 @@ impl Tree {
     pub(crate) fn chunk_before(&self, record: u32) -> Option<u32> {
         let entry = self.get(record);
         let parent = entry.parent.filter(|_| entry.tail != 0)?;
-        match entry.beside {
+        match entry.is_companion {
             true => self.get(parent).parent,
             false => Some(parent),
         }
@@ -367,10 +373,10 @@ impl Tree {
 
     /// Its parent no longer speaks for it.
     fn leave(&mut self, entry: &Record) {
-        if let Some(parent) = entry.parent.filter(|_| entry.beside) {
+        if let Some(parent) = entry.parent.filter(|_| entry.is_companion) {
             let parent = self.get_mut(parent);
-            parent.groups.groups &= !entry.bit;
-            parent.groups.holed &= !entry.bit;
+            parent.companions.groups &= !entry.bit;
+            parent.companions.holed &= !entry.bit;
         }
     }
 
@@ -454,7 +460,7 @@ impl Tree {
         ranked.min().map(|(_, record)| record)
     }
 
-    /// Tree in use.
+    /// Records in use.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Record)> + '_ {
         self.all.iter().filter(|(_, r)| r.state != RecordState::Free)
     }
@@ -468,7 +474,7 @@ impl Tree {
     /// it can be hung under its parent, for a state stays useful without the attention bytes of its tail.
     pub(crate) fn may_go(&self, record: u32) -> bool {
         let entry = self.get(record);
-        let movable = entry.superseded && entry.children == entry.groups.groups.count_ones();
+        let movable = entry.superseded && entry.children == entry.companions.groups.count_ones();
         let held = entry.pins > 0 || entry.parked;
         entry.state == RecordState::Live && !held && (entry.children == 0 || movable)
     }

@@ -2,9 +2,7 @@
 
 use super::ends::{EndIncomplete, LaterParts};
 use super::space::Space;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
-use crate::cache::work::{Progress, Work, finish};
+use crate::cache::{Core, CoreError, Progress, Work, finish};
 use crate::index::turn::Turn;
 
 /// [`Core::clear`] in turns.

@@ -7,11 +7,9 @@
 //! hangs under, in limbo until the pin is gone. Between two turns nothing is halfway: what was taken out waits in the
 //! core for the next scan of the pins, whoever makes it.
 
-use crate::cache::api::ClientId;
 use crate::cache::books::share::Need;
 use crate::cache::books::wasted::Waste;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
+use crate::cache::{ClientId, Core, CoreError};
 use crate::index::record::{COUNTER_BITS, WORD_KEY, WORD_META, WORD_SHAPE, key_of_words};
 use crate::index::turn::Turn;
 use crate::object::ObjectId;
@@ -70,19 +68,19 @@ impl Core {
         Ok(())
     }
 
-    /// Has the index say what hangs beside a record, and which tails of the next chunk are there.
+    /// Has the index name the companions of a record, and which tails of the next chunk are there.
     pub(crate) fn show_companions(&self, record: Option<u32>) {
         if let Some(record) = record {
             let entry = self.tree.get(record);
             self.index
-                .set_companions(record, entry.frames, entry.groups, entry.tails);
+                .set_companions(record, entry.frames, entry.companions, entry.tails);
         }
     }
 
     /// Of a superseded tail: hangs the states and windows of its key under its parent.
     fn move_children_up(&mut self, record: u32, id: &ObjectId) -> Result<(), CoreError> {
         let entry = *self.tree.get(record);
-        let mut below = entry.groups.groups;
+        let mut below = entry.companions.groups;
         while below != 0 {
             let bit = below & below.wrapping_neg();
             below &= !bit;

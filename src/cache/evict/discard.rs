@@ -1,11 +1,8 @@
 //! Objects whose bytes a reader found wrong.
 
 use super::ends::{EndIncomplete, LaterParts};
-use crate::cache::api::ClientId;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
 use crate::cache::steps::CONDEMN_STEPS;
-use crate::cache::work::{Progress, Work, finish};
+use crate::cache::{ClientId, Core, CoreError, Progress, Work, finish};
 use crate::index::record::WORD_META;
 use crate::index::turn::Turn;
 use crate::keys::ChunkKey;

@@ -3,11 +3,9 @@
 //! One after another, from the ends of the trees up, so that between any two everything is as if no more had been
 //! meant to end.
 
-use crate::cache::api::ClientId;
 use crate::cache::books::incomplete::{Incomplete, IncompleteKey};
 use crate::cache::books::wasted::Waste;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
+use crate::cache::{ClientId, Core, CoreError};
 use crate::index::turn::Turn;
 
 /// An incomplete object is abandoned, and ends also without need, after so many commits: more than the steps by which

@@ -9,11 +9,8 @@
 //! object dead and takes its word back. No reader moves a pin from one word to another without looking at the object
 //! again.
 
-use crate::cache::SLABS;
 use crate::cache::books::scan::Stage;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
-use crate::cache::work::{Progress, Work};
+use crate::cache::{Core, CoreError, Progress, SLABS, Work};
 use crate::index::slab::{PIN_WORDS, record_of};
 use crate::index::turn::Turn;
 use crate::sync::shared::{Ordering, fence};
@@ -22,7 +19,7 @@ use crate::sync::shared::{Ordering, fence};
 const WORDS: usize = 128;
 /// Words of such a copy that count as one step.
 const WORDS_PER_STEP: usize = 16;
-/// Tree that are marked in one step: they may lie anywhere.
+/// Records that are marked in one step: they may lie anywhere.
 const MARKS_PER_STEP: u32 = 4;
 /// Steps of letting a record go that no word pins any more, and of putting one where it hung.
 const UNPARK_STEPS: u32 = 3;

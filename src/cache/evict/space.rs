@@ -1,14 +1,11 @@
 //! Making space in turns: what goes first, and for how long.
 
 use super::ends::{EndIncomplete, LaterParts};
-use crate::cache::SLABS;
-use crate::cache::api::ClientId;
 use crate::cache::books::incomplete::{IncompleteKey, STALE_COMMITS};
 use crate::cache::books::policy::Position;
 use crate::cache::books::share::Need;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
 use crate::cache::steps::CONDEMN_STEPS;
+use crate::cache::{ClientId, Core, CoreError, SLABS};
 use crate::index::turn::Turn;
 
 /// Objects that a batch takes when it can: the fence and the scan of all slabs are paid once for them.

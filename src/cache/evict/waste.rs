@@ -5,9 +5,8 @@
 //! more runs and frames than a turn has steps.
 
 use crate::cache::books::wasted::{Runs, Waste};
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
 use crate::cache::steps::{RUN_FRAMES, frame_steps};
+use crate::cache::{Core, CoreError};
 use crate::index::turn::Turn;
 use crate::object::Extent;
 use crate::pool::body::BodyPiece;

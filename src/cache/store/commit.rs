@@ -8,11 +8,11 @@ use super::parent::Parent;
 use super::runs::GiveBack;
 use crate::cache::books::incomplete::{IncompleteKey, Seen};
 use crate::cache::books::registry::Domain;
-use crate::cache::core::{Core, RankRegistration};
-use crate::cache::error::CoreError;
+use crate::cache::core::RankRegistration;
 use crate::cache::evict::ends::EndRivals;
 use crate::cache::evict::ends::{EndIncomplete, LaterParts};
 use crate::cache::steps::frame_steps;
+use crate::cache::{Core, CoreError};
 use crate::geometry::ObjectKind;
 use crate::index::record::{Holding, RecordWords};
 use crate::index::turn::Turn;
@@ -270,12 +270,12 @@ impl Core {
             true => Parent::Root,
             false => self.parent_of(context, domain, group, item),
         };
-        let (parent, beside) = match place {
+        let (parent, is_companion) = match place {
             Parent::Root => (None, false),
-            Parent::Under { record, beside } => (Some(record), beside),
+            Parent::Under { record, is_companion } => (Some(record), is_companion),
             Parent::Missing => return Ok(Some(CommitOutcome::NoParent)),
         };
-        let Some(record) = self.tree.open(context.domain, bit, parent, beside) else {
+        let Some(record) = self.tree.open(context.domain, bit, parent, is_companion) else {
             return Ok(Some(CommitOutcome::Dropped));
         };
         self.registry.record_opened(context.domain);

@@ -11,13 +11,9 @@ use super::grants::Granting;
 use super::guards::Spared;
 use super::publish::Publication;
 use super::runs::{CheckGranted, CheckRuns};
-use crate::cache::api::ClientId;
 use crate::cache::books::share::Need;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
 use crate::cache::evict::ends::EndIncomplete;
-use crate::cache::work::finish;
-use crate::cache::work::{Progress, Work};
+use crate::cache::{ClientId, Core, CoreError, Progress, Work, finish};
 use crate::index::turn::Turn;
 use crate::object::{CommitAnswer, CommitOutcome, CommitRequest, Extent, StoreItem, frames_for};
 

@@ -1,9 +1,7 @@
 //! Who commits, and where.
 
-use crate::cache::api::ClientId;
 use crate::cache::books::incomplete::IncompleteKey;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
+use crate::cache::{ClientId, Core, CoreError};
 use crate::object::{CommitRequest, ObjectId};
 
 /// Who commits, and where.

@@ -5,11 +5,9 @@
 
 use super::context::Context;
 use super::runs::GiveBack;
-use crate::cache::api::ClientId;
 use crate::cache::books::incomplete::IncompleteKey;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
 use crate::cache::steps::{RUN_FRAMES, frame_steps};
+use crate::cache::{ClientId, Core, CoreError};
 use crate::index::record::WORD_META;
 use crate::index::turn::Turn;
 use crate::object::{Extent, StoreItem};

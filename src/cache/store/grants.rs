@@ -2,16 +2,13 @@
 
 use super::guards::{Guarding, Spared};
 use super::runs::{CheckGranted, CheckRuns, GiveBack};
-use crate::cache::api::ClientId;
 use crate::cache::books::incomplete::STALE_COMMITS;
 use crate::cache::books::share::{Need, Share};
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
 use crate::cache::evict::ends::{EndIncomplete, LaterParts};
 use crate::cache::evict::space::Space;
 use crate::cache::steps::RUN_FRAMES;
 use crate::cache::steps::frame_steps;
-use crate::cache::work::{Progress, Work, finish};
+use crate::cache::{ClientId, Core, CoreError, Progress, Work, finish};
 use crate::index::turn::Turn;
 use crate::keys::ChunkKey;
 use crate::object::{Extent, GrantRequest, frames_for};

@@ -2,13 +2,11 @@
 //!
 //! Only leaves go, and the newest chunk of a chain is one: in a pool that is one chain, the space for its next chunk
 //! would be the chunk that this hangs under. So a client says what it stores under, and for its own needs that is
-//! spared, with what stands beside it. For the needs of others it is an object like any other.
+//! spared, with its companions. For the needs of others it is an object like any other.
 
-use crate::cache::api::ClientId;
 use crate::cache::books::guarded::{CLIMBED, Guards, MAX_GUARDED};
 use crate::cache::books::incomplete::IncompleteKey;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
+use crate::cache::{ClientId, Core, CoreError};
 use crate::geometry::ObjectKind;
 use crate::index::turn::Turn;
 use crate::keys::ChunkKey;

@@ -2,15 +2,14 @@
 
 use super::context::Context;
 use crate::cache::books::registry::{Domain, DomainGroup};
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
+use crate::cache::{Core, CoreError};
 use crate::geometry::ObjectKind;
 use crate::object::{ObjectId, StoreItem};
 
 /// Where an object hangs.
 pub(crate) enum Parent {
     Root,
-    Under { record: u32, beside: bool },
+    Under { record: u32, is_companion: bool },
     Missing,
 }
 
@@ -25,7 +24,7 @@ impl Core {
         group: &DomainGroup,
         item: &StoreItem,
     ) -> Parent {
-        let under = |group: u16, beside: bool, tokens: u32, key| {
+        let under = |group: u16, is_companion: bool, tokens: u32, key| {
             let id = ObjectId { key, group };
             let live = self.live(context.domain, &id);
             let found = live.or_else(|| {
@@ -33,7 +32,7 @@ impl Core {
                 Some((incomplete.record, incomplete.tokens))
             });
             match found.filter(|(_, t)| *t == tokens) {
-                Some((record, _)) => Parent::Under { record, beside },
+                Some((record, _)) => Parent::Under { record, is_companion },
                 None => Parent::Missing,
             }
         };
@@ -72,10 +71,10 @@ impl Core {
             Parent::Missing => Ok(false),
             Parent::Under {
                 record: parent,
-                beside,
+                is_companion,
             } => {
                 // Publishing writes its words.
-                self.tree.hang(record, parent, beside);
+                self.tree.hang(record, parent, is_companion);
                 Ok(true)
             }
         }

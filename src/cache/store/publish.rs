@@ -5,10 +5,9 @@
 use crate::cache::books::incomplete::IncompleteKey;
 use crate::cache::books::index::FreeSlot;
 use crate::cache::books::prepared::{Next, Prepared};
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
 use crate::cache::evict::ends::{EndIncomplete, EndRivals, LaterParts};
 use crate::cache::steps::{CONDEMN_STEPS, RUN_FRAMES, frame_steps};
+use crate::cache::{Core, CoreError};
 use crate::index::record::{Body, COUNTER_BITS, Holding, RecordWords, incarnation};
 use crate::index::turn::Turn;
 use crate::object::CommitOutcome;

@@ -1,9 +1,7 @@
 //! Runs that a client names: whether they are its own, and how they stop to be.
 
-use crate::cache::api::ClientId;
-use crate::cache::core::Core;
-use crate::cache::error::CoreError;
 use crate::cache::steps::{RUN_FRAMES, frame_steps};
+use crate::cache::{ClientId, Core, CoreError};
 use crate::index::turn::Turn;
 use crate::object::Extent;
 use crate::pool::Owner;

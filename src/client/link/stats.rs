@@ -174,7 +174,7 @@ pub struct ClientStats {
     pub stored_bytes: u64,
     /// Parts dropped: no server, no space or no room in the index.
     pub dropped_stores: u64,
-    /// Tokens that requests reused, as [`super::Client::count_reuse`] was told.
+    /// Tokens that requests reused, as [`crate::client::Client::count_reuse`] was told.
     pub tokens: ReuseCounters,
     /// Connections made after the first.
     pub reconnects: u64,
@@ -188,6 +188,6 @@ pub struct ClientStats {
     pub populated_bytes: u64,
     /// Granted pool space for which that was not done: stores take a fault for each of its pages.
     pub unpopulated_bytes: u64,
-    /// Bytes of KV that the engine said it had computed for the first time: see [`super::Client::count_new_kv`].
+    /// Bytes of KV that the engine said it had computed for the first time: see [`crate::client::Client::count_new_kv`].
     pub new_bytes: u64,
 }

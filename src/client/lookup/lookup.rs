@@ -48,7 +48,7 @@ impl LookupAnswer {
 }
 
 impl Core {
-    /// See [`super::Client::lookup`].
+    /// See [`crate::client::Client::lookup`].
     pub(crate) fn lookup(self: &Arc<Self>, request: &LookupRequest<'_>) -> Result<LookupAnswer, ClientError> {
         if let Some(answer) = self.lookup_local(request) {
             return Ok(answer);
@@ -111,7 +111,7 @@ impl Core {
         }
     }
 
-    /// See [`super::Client::release_label`].
+    /// See [`crate::client::Client::release_label`].
     pub(crate) fn release_label(self: &Arc<Self>, label: u64) -> Result<(), ClientError> {
         // A forked child has neither the slab nor the connection.
         if self.is_forked_copy() {
@@ -130,7 +130,7 @@ impl Core {
         }
     }
 
-    /// See [`super::Client::release`].
+    /// See [`crate::client::Client::release`].
     pub(crate) fn release(self: &Arc<Self>, pins: &[Pin]) -> Result<(), ClientError> {
         if self.is_forked_copy() {
             return Ok(());
