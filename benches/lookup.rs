@@ -203,7 +203,7 @@ impl Cache {
         let own = &mut self.own;
         let reader = IndexReader::new(&own.index, own.layout);
         let shape = own.shape.as_ref().expect("a complete domain");
-        let found = local::look_up(&reader, shape, black_box(&request), &mut own.pins, || true);
+        let found = local::lookup(&reader, shape, black_box(&request), &mut own.pins, || true);
         let answer = found.expect("lookup").answer;
         own.pins.release(answer.pin);
         answer.hit_tokens

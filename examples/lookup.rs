@@ -12,7 +12,7 @@ mod engine;
 use std::error::Error;
 use std::path::Path;
 
-use engine::{BLOCK_TOKENS, Result, agree, connect, domain, keys, look_up};
+use engine::{BLOCK_TOKENS, Result, agree, ask, connect, domain, keys};
 use kvasir::client::{ClientError, ClientKind, ErrorCode};
 
 fn main() -> Result<()> {
@@ -37,7 +37,7 @@ fn main() -> Result<()> {
     ];
     for (request, (what, tokens)) in prompts.iter().enumerate() {
         let chain = keys(seed, chunk_tokens, tokens)?;
-        let hit = match look_up(&client, seed, &chain, request as u64) {
+        let hit = match ask(&client, seed, &chain, request as u64) {
             Ok(hit) => hit,
             // A server that is away is a miss; so is a domain of which no rank has registered, to a scheduler.
             Err(error) if is_unknown_domain(&*error) => {

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::thread;
 
-use engine::{BLOCK_BYTES, BLOCK_TOKENS, Engine, Result, agree, connect, domain, keys, look_up};
+use engine::{BLOCK_BYTES, BLOCK_TOKENS, Engine, Result, agree, ask, connect, domain, keys};
 use kvasir::client::{ClientKind, LoadRequest, ObjectId, StoreRequest};
 use kvasir::keys::KeyChain;
 
@@ -37,9 +37,9 @@ fn main() -> Result<()> {
     let mut engines = Vec::new();
     for rank in 0..ranks {
         let engine = Engine::start(Path::new(&socket), rank, ranks)?;
-        let before = look_up(&scheduler, seed, &chain, 0)?;
+        let before = ask(&scheduler, seed, &chain, 0)?;
         let outcome = store(&engine, rank as usize, &chain)?;
-        let after = look_up(&scheduler, seed, &chain, 0)?;
+        let after = ask(&scheduler, seed, &chain, 0)?;
         println!(
             "rank {rank} registered: hit {}; stored its part: {outcome}, hit {} of {chunk_tokens} tokens",
             before.hit_tokens, after.hit_tokens
@@ -49,7 +49,7 @@ fn main() -> Result<()> {
     }
 
     // The ranks load at the same time, each its own part. The scheduler's pin keeps all of them until then.
-    let hit = look_up(&scheduler, seed, &chain, 1)?;
+    let hit = ask(&scheduler, seed, &chain, 1)?;
     let begin = Barrier::new(engines.len());
     thread::scope(|scope| {
         let load = |(rank, engine)| {

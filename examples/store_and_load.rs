@@ -13,7 +13,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
-use engine::{BLOCK_BYTES, BLOCK_TOKENS, BLOCKS, Engine, Result, keys, look_up};
+use engine::{BLOCK_BYTES, BLOCK_TOKENS, BLOCKS, Engine, Result, ask, keys};
 use kvasir::client::{LoadRequest, ObjectId, StoreRequest};
 use kvasir::server::{self, ByteSize, Config};
 use nix::sys::signal::{Signal, raise};
@@ -70,7 +70,7 @@ fn store_and_load(socket: &Path) -> Result<()> {
     }
 
     // Another request has the same prompt. The pin keeps what was found until it is loaded.
-    let hit = look_up(&engine.client, engine.seed, &chain, REQUEST)?;
+    let hit = ask(&engine.client, engine.seed, &chain, REQUEST)?;
     println!("hit: {} of {} tokens", hit.hit_tokens, tokens.len());
 
     // Its blocks are others, as it happens.

@@ -118,7 +118,7 @@ fn negotiation() -> Negotiate {
     }
 }
 
-fn look_up(engine: &Client) -> LookupAnswer {
+fn asked(engine: &Client) -> LookupAnswer {
     engine
         .lookup(
             &Lookup {
@@ -138,7 +138,7 @@ fn look_up(engine: &Client) -> LookupAnswer {
 
 /// A lookup that hits, a negotiation, a grant and a status, and how each ended. Anything but the two ways is a failure.
 fn calls(engine: &Client) -> [Ended; 4] {
-    let found = look_up(engine);
+    let found = asked(engine);
     let lookup = match (found.degraded, found.hit_tokens, found.pin) {
         (false, CHUNK, Some(_)) => Ended::Answered,
         (true, 0, None) => Ended::Unavailable,
@@ -277,7 +277,7 @@ fn child_process() {
     let (stage, socket) = task.split_once(' ').unwrap();
     if stage == "pinned-by-itself" {
         let engine = engine_at(Path::new(socket), WATCHDOG);
-        let pins = [look_up(&engine), look_up(&engine)].map(|found| found.pin.unwrap());
+        let pins = [asked(&engine), asked(&engine)].map(|found| found.pin.unwrap());
         assert_ne!(pins[0], pins[1]);
         assert_eq!(engine.stats().direct_lookups, 2);
         wait_for_death();

@@ -170,7 +170,7 @@ pub fn keys(seed: ChunkKey, chunk_tokens: u64, tokens: &[u32]) -> Result<KeyChai
 
 /// Asks how much of a prompt is there: full chunks, and the tail that ends at any block of the last one. What is
 /// found is pinned under the label `request`.
-pub fn look_up(client: &Client, seed: ChunkKey, chain: &KeyChain, request: u64) -> Result<LookupAnswer> {
+pub fn ask(client: &Client, seed: ChunkKey, chain: &KeyChain, request: u64) -> Result<LookupAnswer> {
     let chunk = chain.keys().len() as u32;
     let tails = chain.tail_keys(BLOCK_TOKENS as u32).into_iter();
     let tails = tails.map(|(tokens, key)| Tail { key, chunk, tokens });

@@ -43,7 +43,7 @@ pub struct OtherDomain;
 ///
 /// # Errors
 /// [`OtherDomain`]: the shape has to be asked for again.
-pub fn look_up<A: Access>(
+pub fn lookup<A: Access>(
     reader: &IndexReader<'_, A>,
     shape: &DomainShape,
     request: &LookupRequest<'_>,

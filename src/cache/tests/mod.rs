@@ -306,7 +306,7 @@ impl Rig {
         let (number, domain) = self.core.registry.find(&self.seed).unwrap();
         let shape = domain.shape(number, u64::MAX);
         let reader = self.core.index.reader();
-        let found = local::look_up(&reader, &shape, &request, &mut peer.words, || true);
+        let found = local::lookup(&reader, &shape, &request, &mut peer.words, || true);
         found.unwrap().answer
     }
 

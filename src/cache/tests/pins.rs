@@ -187,7 +187,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
         );
         false
     };
-    let missed = local::look_up(&reader, &shape, &request, &mut peer.words, never).unwrap();
+    let missed = local::lookup(&reader, &shape, &request, &mut peer.words, never).unwrap();
     assert_eq!(
         (asked.get(), missed.answer.hit_tokens, missed.answer.pin),
         (3, 0, 0)
@@ -199,7 +199,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
         asked.set(asked.get() + 1);
         asked.get() == 2
     };
-    let found = local::look_up(&reader, &shape, &request, &mut peer.words, at_last).unwrap();
+    let found = local::lookup(&reader, &shape, &request, &mut peer.words, at_last).unwrap();
     assert_eq!((asked.get(), found.answer.hit_tokens), (2, 3 * u64::from(CHUNK)));
     assert_eq!(pinned(peer.id), 1);
     peer.words.end_session(7);
@@ -210,7 +210,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
         domain: number + 1,
         ..shape
     };
-    let other = local::look_up(&reader, &old, &request, &mut peer.words, || true);
+    let other = local::lookup(&reader, &old, &request, &mut peer.words, || true);
     assert_eq!(other, Err(local::OtherDomain));
     assert_eq!(pinned(peer.id), 0);
 }
@@ -283,7 +283,7 @@ fn a_vanished_object_shrinks_the_hit_and_too_many_end_it() {
         let (number, domain) = rig.core.registry.find(&rig.seed).unwrap();
         let shape = domain.shape(number, kept_frames_max);
         let reader = rig.core.index.reader();
-        let found = local::look_up(&reader, &shape, &request, &mut peer.words, || true).unwrap();
+        let found = local::lookup(&reader, &shape, &request, &mut peer.words, || true).unwrap();
         assert_eq!(found.answer.hit_tokens, chunks * u64::from(CHUNK));
         let named: Vec<(u16, u32)> = found
             .answer

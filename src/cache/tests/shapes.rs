@@ -148,11 +148,11 @@ impl World {
                     self.rig.core.tree.supersede(record);
                 }
             }
-            Op::Lookup { max_tokens } => self.look_up(max_tokens),
+            Op::Lookup { max_tokens } => self.ask(max_tokens),
         }
     }
 
-    fn look_up(&mut self, max_tokens: u64) {
+    fn ask(&mut self, max_tokens: u64) {
         let tails: Vec<Tail> = (0..CHUNKS)
             .flat_map(|chunk| [16, 32, 48].map(|tokens| tail(1, chunk, tokens)))
             .collect();
@@ -189,7 +189,7 @@ proptest! {
             world.rig.audit();
         }
         for max_tokens in (16..=u64::from(CHUNKS * CHUNK)).step_by(16) {
-            world.look_up(max_tokens);
+            world.ask(max_tokens);
         }
     }
 }

@@ -136,12 +136,12 @@ impl Attached {
     }
 
     /// Answers a lookup from memory; nothing where the server has to be asked.
-    pub(crate) fn look_up(&self, request: &LookupRequest<'_>) -> Option<LocalAnswer> {
+    pub(crate) fn lookup(&self, request: &LookupRequest<'_>) -> Option<LocalAnswer> {
         let shape = Arc::clone(self.shapes().get(&request.domain_seed)?);
         let reader = IndexReader::new(&self.index, self.layout);
         let is_current = || self.boot_unchanged();
         let mut pins = self.pins();
-        let found = local::look_up(&reader, &shape, request, &mut pins, is_current);
+        let found = local::lookup(&reader, &shape, request, &mut pins, is_current);
         self.note_evicted(&mut pins);
         match found {
             Ok(found) => Some(found),

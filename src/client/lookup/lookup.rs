@@ -158,7 +158,7 @@ fn lookup_at(
     add: impl Fn(Stat, u64),
 ) -> Option<LookupAnswer> {
     let attached = session.attached().filter(|attached| attached.boot_unchanged())?;
-    let found = attached.look_up(request)?;
+    let found = attached.lookup(request)?;
     let evicted = attached.take_evicted();
     if evicted > 0 {
         add(Stat::EvictedPins, evicted);
