@@ -421,6 +421,7 @@ def test_a_replaced_adapter_is_never_served(
     # Back again under another name and path.
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(adapter(place, b"1" * 3000), elsewhere)
+    time.sleep(0.02)  # as after every write: an engine takes longer to hear of it
     fourth = engines(name="fourth", **more)
     other = Lora(str(elsewhere), 5, "renamed")
     until_hit(fourth, other)
