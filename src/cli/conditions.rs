@@ -1,6 +1,4 @@
 //! What engines say keeps them from caching, in words for people. The names are those of [`Condition`].
-//!
-//! May import `cache`.
 
 use crate::index::conditions::Condition;
 

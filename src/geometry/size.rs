@@ -1,6 +1,4 @@
 //! Sizes as people write them.
-//!
-//! May import nothing.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,6 +1,4 @@
 //! Who may connect.
-//!
-//! May import `shm`, `wire`. No unsafe code.
 
 use std::fs::File;
 use std::io;
@@ -13,14 +11,12 @@ use tracing::warn;
 
 use super::answer::exhausted;
 use super::connection;
+use super::limits::SPARE_CONNECTIONS;
 use super::peer::Peer;
 use super::state::Server;
 use crate::shm::fdpass::{PeerCred, peer_cred};
 use crate::wire::{ErrorCode, Reply, WireError};
 
-/// Connections beyond the clients that may have a slab, for status and other commands. They are not set aside:
-/// whoever connects first has them, and a peer that never says hello keeps one for as long as it is waited for.
-pub(super) const SPARE_CONNECTIONS: usize = 64;
 /// Connections that are accepted in one turn: a few microseconds each.
 const BURST: u32 = 16;
 /// How long to wait when the process or the machine has no descriptors left.

@@ -1,6 +1,4 @@
 //! Refusals of the lower modules as errors of the protocol.
-//!
-//! May import `control`, `wire`, `cache`.
 
 use std::error::Error;
 use std::io;

@@ -1,10 +1,8 @@
 //! `--chunk-scope`: one chunk size for everybody, or one per binding domain.
-//!
-//! May import `control`, `wire`, `cache`. No unsafe code.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 use tracing::info;
@@ -14,7 +12,6 @@ use super::answer::Answer;
 use super::config::{ChunkScope, Config};
 use super::fleet::{FleetFile, hex};
 use super::fleet_desk::{self, FleetDesk, FleetRecord};
-use super::state::lock;
 use crate::cache::{Core, CoreError};
 use crate::control::{
     BindError, BindState, Binding, BindingListener, ChunkSizeCell, ChunkSizeConfig, ChunkWord, ControlRegion,
@@ -22,6 +19,12 @@ use crate::control::{
 };
 use crate::object::GroupSpan;
 use crate::wire::{ErrorCode, WireError};
+
+/// Every method of the core leaves it consistent or says that it is not, so a panic elsewhere while the lock was held
+/// is no reason to stop.
+pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
+    core.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// All chunk-size words of the server, and where they ask for the fleet's record.
 pub(super) struct Bindings {

@@ -1,6 +1,4 @@
 //! Settings of the server: one struct, defaults in code, and how the sources overlay each other.
-//!
-//! May import `geometry`, `control`, `cache`, `pool`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,4 @@
 //! One connection: from the first frame to the last reply.
-//!
-//! May import `shm`, `wire`, `cache`. No unsafe code.
 
 use std::io;
 use std::rc::Rc;
@@ -17,6 +15,7 @@ use super::offload::{self, LONG_BYTES, reply_bytes};
 use super::outbox::{Full, Outbox};
 use super::peer::Peer;
 use super::state::{ConnectionCount, Server};
+use super::work::next_turn;
 use crate::index::turn::Turn;
 use crate::shm::fdpass::{FdPassError, recv_with_fds};
 use crate::wire::{
@@ -208,7 +207,7 @@ impl Connection {
     /// Has the others have their turn when this one is over.
     async fn pause(&mut self) {
         if self.turn.is_over() {
-            dispatch::next_turn(&mut self.turn).await;
+            next_turn(&mut self.turn).await;
         }
     }
 

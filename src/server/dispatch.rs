@@ -1,6 +1,4 @@
 //! A request becomes a call of the binding or the core, and its result a reply.
-//!
-//! May import everything up to `cache`. No unsafe code.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -8,14 +6,14 @@ use std::rc::Rc;
 use tracing::info;
 
 use super::answer::Answer;
-use super::convert;
-use super::journal::one_line;
 use super::peer::Peer;
+use super::session::{SessionInfo, one_line};
 use super::state::Server;
-use super::status::{self, SessionInfo};
+use super::status;
+use super::work::work;
 use crate::cache::{
-    Abort, Clear, ClientId, ClientInfo, Committing, Core, Discard, EndingSession, Grant, Looking, Progress,
-    Register, Releasing, Retrieving, Unregister, Work,
+    Abort, Clear, ClientId, ClientInfo, Committing, Core, Discard, EndingSession, Grant, Looking, Register,
+    Registration, Releasing, Retrieving, Unregister,
 };
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
@@ -179,27 +177,6 @@ pub(super) async fn answer(
 
 /// What a request costs beside its work: its frame, its reply, a system call each.
 const REQUEST_STEPS: u32 = 16;
-
-/// Does a request's work, turn by turn; between two of them other connections are served.
-pub(super) async fn work<W: Work>(
-    server: &Server,
-    mut work: W,
-    turn: &mut Turn,
-) -> Result<W::Answer, WireError> {
-    loop {
-        let progress = work.step(&mut server.core(), turn);
-        match progress.map_err(|e| e.to_wire())? {
-            Progress::Done(answer) => return Ok(answer),
-            Progress::More => next_turn(turn).await,
-        }
-    }
-}
-
-/// Lets every other connection that has something to do have its turn.
-pub(super) async fn next_turn(turn: &mut Turn) {
-    tokio::task::yield_now().await;
-    *turn = Turn::new();
-}
 
 /// Whether a request can move what the control region publishes.
 fn changes_totals(request: &Request) -> bool {
@@ -392,7 +369,7 @@ async fn register(
     let domain_seed = fields
         .domain_seed()
         .map_err(|error| WireError::new(ErrorCode::InvalidArgument, error, []))?;
-    let registration = convert::registration(&request, domain_seed, chunk_size);
+    let registration = registration(&request, domain_seed, chunk_size);
     let client = client_of(server, session)?;
     let (domain, kept_frames_max) = work(server, Register::new(client, &registration), turn).await?;
     if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
@@ -405,6 +382,20 @@ async fn register(
         domain: Some(domain),
         kept_frames_max,
     }))
+}
+
+/// The registration of a rank in the domain of a seed.
+fn registration(request: &RegisterKvCache, domain_seed: ChunkKey, chunk_size: u32) -> Registration {
+    Registration {
+        domain_seed,
+        rank: request.rank,
+        world_size: request.world_size,
+        required_alignment: request.required_alignment,
+        chunk_size,
+        groups: request.groups.clone(),
+        payload_path: request.payload_path,
+        stores: request.stores,
+    }
 }
 
 async fn unregister(server: &Server, session: &mut Session, turn: &mut Turn) -> Result<(), WireError> {

@@ -1,41 +1,17 @@
 //! The taking down of clients whose connection is closed, in turns between the requests of others.
 //!
-//! May import `cache`. No unsafe code.
-//!
 //! A connection that ends only says so here. One client after another, so that whoever is answered meanwhile waits for one
 //! turn of this, however many have died.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 
-use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use super::dispatch::next_turn;
 use super::liveness;
 use super::state::Server;
+use super::work::next_turn;
 use crate::cache::{ClientGone, ClientId, CoreError, Disconnected, Progress, Tidy, Work};
 use crate::index::turn::Turn;
-
-/// Clients that are to be taken down.
-#[derive(Debug, Default)]
-pub(super) struct Ends {
-    queue: RefCell<VecDeque<ClientId>>,
-    added: Notify,
-}
-
-impl Ends {
-    /// One more.
-    pub(super) fn add(&self, client: ClientId) {
-        self.queue.borrow_mut().push_back(client);
-        self.added.notify_one();
-    }
-
-    fn next(&self) -> Option<ClientId> {
-        self.queue.borrow_mut().pop_front()
-    }
-}
 
 /// Takes clients down as they come, for as long as the server lives.
 pub(super) async fn take_down(server: Rc<Server>) {

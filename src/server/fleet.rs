@@ -1,7 +1,5 @@
 //! `--fleet-file`: several servers agree on a chunk size through a file that the first of them makes.
 //!
-//! May import `control`. No unsafe code.
-//!
 //! The record is written and synchronised as a file without a name and then linked to its name, which fails if the
 //! name is taken: whoever links first has decided, nobody ever sees half a record, and nothing is left behind by a
 //! server that dies on the way. It is never changed; whoever wants another size removes it while no server runs.

@@ -1,7 +1,5 @@
 //! The fleet's record on behalf of the thread that serves, which never waits for a file system.
 //!
-//! May import `control`. No unsafe code.
-//!
 //! The state machine of a chunk size asks its record for an answer and gets what is known already. Where nothing is,
 //! the question is noted, another thread asks the file, the client that negotiates waits without holding up others, and
 //! the state machine is asked again with the answer at hand.

@@ -1,7 +1,5 @@
 //! Lines of the log that a peer can cause, so many of each kind and no more.
 //!
-//! May import `shm`, `wire`. No unsafe code.
-//!
 //! Whoever connects in a loop, or sends what is refused in a loop, gets his answers; the log says it often enough to
 //! be understood, and how much it left out.
 
@@ -10,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, error, info, warn};
 
-use super::status::SessionInfo;
+use super::session::{SessionInfo, client_kind, one_line};
 use crate::object::ClientKind;
 use crate::wire::{ErrorCode, WireError};
 
@@ -156,18 +154,7 @@ impl Journal {
 }
 
 fn introduced(session: &SessionInfo) -> (u32, &'static str, String) {
-    (
-        session.pid,
-        super::status::client_kind(session.kind),
-        one_line(&session.name),
-    )
-}
-
-/// A peer's text without what would end the line or move a terminal's cursor.
-pub(super) fn one_line(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect()
+    (session.pid, client_kind(session.kind), one_line(&session.name))
 }
 
 #[cfg(test)]

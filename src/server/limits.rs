@@ -1,6 +1,4 @@
 //! What this process may have of descriptors and memory, against what its settings need.
-//!
-//! May import `shm`, `pool`. No unsafe code.
 
 use std::fmt;
 use std::path::Path;
@@ -8,12 +6,14 @@ use std::path::Path;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use tracing::{info, warn};
 
-use super::accept::SPARE_CONNECTIONS;
 use super::config::Config;
 use crate::geometry::ByteSize;
 use crate::pool::prefault_reserve;
 use crate::shm::memory::{MemoryBound, SYSTEM_ROOT, memory_bounds};
 
+/// Connections beyond the clients that may have a slab, for status and other commands. They are not set aside:
+/// whoever connects first has them, and a peer that never says hello keeps one for as long as it is waited for.
+pub(super) const SPARE_CONNECTIONS: usize = 64;
 /// Descriptors of the server itself, and those that are on their way to a client with the answer to its hello.
 const OWN_DESCRIPTORS: u64 = 64;
 /// Of each connection: its socket and its peer's process.

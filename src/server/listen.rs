@@ -1,7 +1,5 @@
 //! The socket path: who may have it, and when a name that is there may be taken away.
 //!
-//! May import `shm`. No unsafe code.
-//!
 //! A lock file beside the socket decides between servers. With the lock held, a socket that refuses connections is
 //! the leftover of a dead one and is removed; anything else that is there stays, and the server does not start.
 

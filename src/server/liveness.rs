@@ -1,7 +1,5 @@
 //! When a client is gone, and what is taken back then.
 //!
-//! May import `cache`. No unsafe code.
-//!
 //! A closed connection ends the pins that were made over it, and nothing else. What the client may still be writing
 //! or reading comes back when its lock byte is free, which the kernel sees to when the process ends. There is no
 //! event for that, so it is asked: often while there is a client without a connection, and at the beat for those with one.
@@ -16,6 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use super::leaving::Orphan;
 use super::state::Server;
 use crate::cache::{ClientId, CoreError};
 
@@ -30,15 +29,6 @@ const LAST_LOOK: Duration = Duration::from_millis(200);
 const LOOKS_PER_BEAT: usize = 64;
 /// When a client without a connection has been there for so many looks, the log says it.
 const LOOKS_UNTIL_SAID: u32 = 8;
-
-/// A client without a connection whose lock was not free when it was last asked about.
-#[derive(Debug)]
-pub(super) struct Orphan {
-    client: ClientId,
-    /// Whether it was said that asking failed, which is said once.
-    failed: bool,
-    looks: u32,
-}
 
 /// Asks again about a client that could not be taken down, if it has to be.
 pub(super) fn look_again(server: &Server, client: ClientId, gone: Result<bool, CoreError>) {

@@ -1,7 +1,5 @@
 //! The server: one process that owns the pool, and the sockets that engines reach it by.
 //!
-//! May import everything up to `cache`.
-//!
 //! One thread runs the whole control plane ([`run`]), in turns: whatever takes long goes on after others were served. Others make
 //! the pool's pages present, read and write frames that are long, write the log, and wait for file systems: the fleet's
 //! record, the socket's name. Without clients nothing wakes up. Every refusal is an answer with a code and numbers, and no peer can make the server
@@ -12,12 +10,12 @@ mod answer;
 mod bindings;
 pub(crate) mod config;
 mod connection;
-mod convert;
 mod dispatch;
 mod ends;
 mod fleet;
 mod fleet_desk;
 mod journal;
+mod leaving;
 mod limits;
 pub(crate) mod listen;
 mod liveness;
@@ -26,9 +24,11 @@ mod offload;
 mod outbox;
 mod peer;
 mod run;
+mod session;
 mod size;
 mod state;
 mod status;
+mod work;
 
 pub use config::{ChunkScope, ChunkSize, ChunkSizePolicy, Config, LogLevel, Settings, SettingsError};
 pub use fleet::FleetError;

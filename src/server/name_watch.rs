@@ -1,7 +1,5 @@
 //! The socket's name, which somebody may take away from a server that lives.
 //!
-//! May import `shm`. No unsafe code.
-//!
 //! Clients that are connected do not notice; new ones find nothing. The kernel tells when the file or its directory
 //! goes or is renamed. What happens further up it does not tell, so while there are clients the name is looked at now and
 //! then too. Looking is done by another thread: the name may be on a file system that does not answer.

@@ -1,7 +1,5 @@
 //! Long frames are read and written on other threads: four megabytes take milliseconds, and the thread that serves has
 //! none to spare.
-//!
-//! May import `wire`. No unsafe code.
 
 use tokio::sync::Semaphore;
 

@@ -1,6 +1,4 @@
 //! Replies that wait to be sent. A peer that does not read them is given up, never waited for.
-//!
-//! May import `shm` and `cache`'s turns. No unsafe code.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,7 +1,5 @@
 //! The process at the other end of a connection, and its end.
 //!
-//! May import `shm`. No unsafe code.
-//!
 //! A socket stays open as long as any process has it, and a child has its parent's. So the process itself is watched: a
 //! connection ends with the process that made it.
 

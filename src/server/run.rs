@@ -1,6 +1,4 @@
 //! The life of a server: start, ready, serve, drain.
-//!
-//! May import everything up to `cache`. No unsafe code.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};

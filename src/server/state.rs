@@ -1,23 +1,20 @@
 //! What all connections share. One thread runs all of it; the core sits behind a lock only because a binding
 //! listener has to be able to travel between threads.
-//!
-//! May import everything up to `cache`. No unsafe code.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use tokio::sync::{Notify, watch};
 
-use super::bindings::Bindings;
+use super::bindings::{Bindings, lock};
 use super::config::Config;
-use super::ends::Ends;
 use super::journal::Journal;
-use super::liveness::Orphan;
+use super::leaving::{Ends, Orphan};
 use super::offload::Offload;
-use super::status::SessionInfo;
+use super::session::SessionInfo;
 use super::{ServerError, limits};
 use crate::cache::{Core, CoreConfig};
 use crate::control::{BootInfo, ControlRegion, Counter, Health};
@@ -59,12 +56,6 @@ pub(super) struct Server {
     /// Woken when the names of socket and lock should be looked at.
     pub(super) look_at_names: Notify,
     draining: watch::Sender<bool>,
-}
-
-/// Every method of the core leaves it consistent or says that it is not, so a panic elsewhere while the lock was held
-/// is no reason to stop.
-pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
-    core.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Server {

@@ -1,20 +1,16 @@
 //! The status document. Its shape is described in docs/operations.md and only grows.
-//!
-//! May import everything up to `cache`. No unsafe code.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use serde_json::{Value, json};
-use tokio::sync::Notify;
 
-use super::accept::SPARE_CONNECTIONS;
 use super::config::{ChunkScope, ChunkSize, ChunkSizePolicy};
 use super::fleet::hex;
-use super::journal::one_line;
-use super::peer::Peer;
+use super::limits::SPARE_CONNECTIONS;
+use super::offload;
+use super::session::{Registered, SessionInfo, client_kind, group_kind};
 use super::state::Server;
-use super::{dispatch, offload};
+use super::work::{next_turn, work};
 use crate::cache::{ClientId, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, Reporting};
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::geometry::ObjectKind;
@@ -22,91 +18,11 @@ use crate::index::conditions::Condition;
 use crate::index::counters::{ClientCounters, ReuseCounters};
 use crate::index::slab::PIN_WORDS;
 use crate::index::turn::Turn;
-use crate::keys::ChunkKey;
 use crate::object::{ClientKind, FRAME_BYTES, GroupRegistration, PayloadPath};
-use crate::wire::{Hello, RegisterKvCache, WireError};
+use crate::wire::WireError;
 
 /// The version of the document. Raised when a field changes its meaning; new fields do not count.
 const STATUS_VERSION: u32 = 1;
-
-/// What the server knows of a session besides what the core knows of its client.
-pub(super) struct SessionInfo {
-    pub(super) pid: u32,
-    pub(super) kind: ClientKind,
-    pub(super) name: String,
-    engine_instance: [u8; 16],
-    pub(super) client: Option<ClientId>,
-    registered: Option<Registered>,
-    /// Why this client caches nothing, where the server knows: what it was told last when it set up.
-    pub(super) refused: Option<String>,
-    /// Ends the connection when it is found that its process is gone.
-    pub(super) gone: Rc<Notify>,
-}
-
-/// What a rank registered, as it said.
-struct Registered {
-    request: RegisterKvCache,
-    chunk_size: u32,
-    domain: ChunkKey,
-}
-
-impl SessionInfo {
-    pub(super) fn new(hello: &Hello, peer: &Peer, client: Option<ClientId>) -> Self {
-        Self {
-            pid: peer.cred.pid,
-            gone: Rc::clone(&peer.gone),
-            kind: hello.kind,
-            name: hello.name.clone(),
-            engine_instance: hello.engine_instance,
-            client,
-            registered: None,
-            refused: None,
-        }
-    }
-
-    /// Takes a registration that the core has accepted.
-    pub(super) fn registered(&mut self, request: RegisterKvCache, chunk_size: u32, domain: ChunkKey) {
-        self.registered = Some(Registered {
-            request,
-            chunk_size,
-            domain,
-        });
-        self.refused = None;
-    }
-
-    /// The model, if it is registered in this domain.
-    pub(super) fn model_of(&self, domain: &ChunkKey) -> Option<&str> {
-        let own = self.registered.as_ref()?;
-        (own.domain == *domain).then_some(own.request.domain.model.as_str())
-    }
-
-    /// What it has registered, for the log.
-    pub(super) fn registered_text(&self) -> String {
-        let Some(Registered {
-            request, chunk_size, ..
-        }) = &self.registered
-        else {
-            return "nothing".into();
-        };
-        let group = |group: &GroupRegistration| {
-            let (number, kind) = (group.group, group_kind(group.kind));
-            format!("group {number} {kind}, part {} of {}", group.part, group.parts)
-        };
-        let groups: Vec<String> = request.groups.iter().map(group).collect();
-        format!(
-            "{}, rank {} of {}{}, chunks of {chunk_size} tokens: {}",
-            one_line(&request.domain.model),
-            request.rank,
-            request.world_size,
-            if request.stores { "" } else { " (reads only)" },
-            groups.join("; ")
-        )
-    }
-
-    pub(super) fn unregistered(&mut self) {
-        self.registered = None;
-    }
-}
 
 /// Steps of writing down one client, and one of its groups.
 const ROW_STEPS: u32 = 32;
@@ -116,7 +32,7 @@ const TEXT_BYTES: usize = 512;
 /// The document, without the session that asks. It is written in turns, client by client.
 pub(super) async fn document(server: &Server, asking: u64, turn: &mut Turn) -> Result<String, WireError> {
     let reporting = Reporting::new(&server.core());
-    let status = dispatch::work(server, reporting, turn).await?;
+    let status = work(server, reporting, turn).await?;
     turn.spend(ROW_STEPS);
     let mut document = head(server, &status).to_string();
     // The last brace makes room for the rows.
@@ -131,7 +47,7 @@ pub(super) async fn document(server: &Server, asking: u64, turn: &mut Turn) -> R
         turn.spend(ROW_STEPS + offload::steps(text.len()));
         document.push_str(&text);
         if turn.is_over() {
-            dispatch::next_turn(turn).await;
+            next_turn(turn).await;
         }
     };
     // Sessions in the order in which they began, then clients whose connection is closed but who still live.
@@ -403,24 +319,6 @@ fn shown(text: &str) -> &str {
 fn amplification(counters: &ClientCounters) -> Option<f64> {
     let ratio = counters.stored_bytes as f64 / counters.new_bytes as f64;
     (counters.new_bytes > 0).then(|| (ratio * 1000.0).round() / 1000.0)
-}
-
-fn group_kind(kind: ObjectKind) -> &'static str {
-    match kind {
-        ObjectKind::Full => "full",
-        ObjectKind::Window { .. } => "sliding_window",
-        ObjectKind::ChunkedLocal { .. } => "chunked_local",
-        ObjectKind::Recurrent => "recurrent",
-    }
-}
-
-pub(super) fn client_kind(kind: ClientKind) -> &'static str {
-    match kind {
-        ClientKind::Unspecified => "unspecified",
-        ClientKind::Scheduler => "scheduler",
-        ClientKind::Worker => "worker",
-        ClientKind::Tool => "tool",
-    }
 }
 
 fn payload_path(path: PayloadPath) -> &'static str {

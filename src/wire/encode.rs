@@ -1,6 +1,4 @@
 //! Owned messages into frames.
-//!
-//! Imports this module's `generated` and `message`. No unsafe code.
 
 use flatbuffers::{FlatBufferBuilder, UnionWIPOffset, WIPOffset};
 

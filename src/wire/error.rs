@@ -1,6 +1,4 @@
 //! Error codes of the protocol and what can be wrong with a frame.
-//!
-//! Imports this module's constants. No unsafe code.
 
 use std::fmt;
 

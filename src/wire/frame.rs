@@ -1,6 +1,4 @@
 //! Cutting a byte stream into frames.
-//!
-//! Imports this module's constants. No unsafe code.
 
 use std::path::Path;
 

@@ -1,7 +1,5 @@
 //! The control protocol: frames, messages as owned Rust types, error codes (docs/protocol.md).
 //!
-//! May import `keys`.
-//!
 //! A peer is never trusted: a frame's length is checked before memory is taken for it ([`FrameReader`]), the
 //! whole flatbuffer is verified with limits before a field is read, and every field is checked when it becomes an
 //! owned type ([`decode_request`], [`decode_reply`]). What comes out can be relied on in form, not in meaning:

@@ -1,6 +1,4 @@
 //! Tables by number and lists that grow without moving: a vector of a million entries would be copied in one long turn.
-//!
-//! Imports nothing of this crate.
 
 use std::collections::VecDeque;
 

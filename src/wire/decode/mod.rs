@@ -1,6 +1,4 @@
 //! Frames into owned messages, with every field checked.
-//!
-//! Imports the wire's `generated`, `message` and `error`. No unsafe code.
 
 mod field;
 mod reply;
