@@ -10,7 +10,7 @@ from typing import Any
 
 from kvasir import pack_blocks
 from kvasir.vllm import geometry
-from kvasir.vllm.fleet import Named
+from kvasir.vllm.servers import Named
 from kvasir.vllm.geometry import Geometry, ObjectGroup
 from kvasir.vllm.meta import KEY_BYTES, LoadRun, StoreRun, Stores, block_ids
 

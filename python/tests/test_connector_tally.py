@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 from fakes import Client, Request
-from kvasir.vllm.fleet import Fleet
+from kvasir.vllm.servers import Servers
 from kvasir.vllm.tally import Tally
 
 SPAN = 16
@@ -96,7 +96,7 @@ def test_each_load_counts_once_however_it_ends() -> None:
     assert tokens == {"failed": 48, "loaded": 64}
 
 
-def test_a_fleet_counts_at_every_server() -> None:
+def test_several_servers_all_count() -> None:
     clients = [Client(), Client()]
-    Tally(Fleet(clients, 1.0, None), 1).admitted(request(50), 0, 0)  # type: ignore[arg-type]
+    Tally(Servers(clients, 1.0, None), 1).admitted(request(50), 0, 0)  # type: ignore[arg-type]
     assert [client.tokens["asked"] for client in clients] == [50, 50]

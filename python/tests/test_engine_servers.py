@@ -11,7 +11,7 @@ import pytest
 
 from fakes import objects
 from kvasir import _native
-from kvasir.vllm.fleet import ServersDiffer
+from kvasir.vllm.servers import ServersDiffer
 from ranks import Rank
 from scripted import (
     CHUNKED_SPECS, FULL_SPECS, HYBRID_SPECS, LATENT_HYBRID_SPECS, ONLY_STATE_SPECS, ONLY_WINDOW_SPECS, PAIRED_SPECS,

@@ -1,6 +1,4 @@
 //! The core: one owner of pool, index, pins and grants, driven by one thread of the server.
-//!
-//! Reading is in `read`, storing in `commit` and `grants`, making space in `evict`, the books in `status`.
 
 use crate::object::PayloadPath;
 use std::collections::{BTreeSet, VecDeque};

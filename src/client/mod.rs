@@ -7,7 +7,7 @@
 //!   link      Core: the one link to a server, what is remembered, recovery
 //!               Session: one connection's mappings, lock byte, pins, granted space
 //!               Connection: frames over the socket, with a deadline
-//! memory    KvMemory: the engine's pages
+//! memory    KvMemory: the engine's pages, and in which order an object holds them
 //! ```
 //!
 //! Rules that hold everywhere:

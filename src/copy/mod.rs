@@ -13,6 +13,14 @@
 //! A [`SummedPlan`] is such a list in which the bytes of each part are also summed: what is stored carries a checksum, and
 //! what is loaded is compared with it (docs/decisions/0006-payload-checksums.md).
 //!
+//! ```text
+//! memory, mapped   the regions of a plan
+//! plan, summed     what is to be copied; and summed as well
+//! engine, stream   the copy, with streaming stores where the processor has them
+//! fused, xxh3      copy and sum in one pass, with AVX2
+//! staged           which of the two a summed copy takes, and the way without AVX2
+//! ```
+//!
 //! `unsafe` is opened in `memory` and `mapped` (what a region promises), `engine`, `stream` and `fused` (moving checked pieces).
 
 mod engine;

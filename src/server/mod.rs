@@ -1,9 +1,21 @@
 //! The server: one process that owns the pool, and the sockets that engines reach it by.
 //!
-//! One thread runs the whole control plane ([`run`]), in turns: whatever takes long goes on after others were served. Others make
-//! the pool's pages present, read and write frames that are long, write the log, and wait for file systems: the fleet's
-//! record, the socket's name. Without clients nothing wakes up. Every refusal is an answer with a code and numbers, and no peer can make the server
-//! wait: reads are bounded by the frame limits, replies by a queue.
+//! ```text
+//! config, size, limits       settings, and what this process may have
+//! run, state                 the life of a server; what all connections share
+//! listen, name_watch         the socket's name
+//! accept, connection, peer   one connection: who, frames in, replies out (outbox, offload)
+//! dispatch, work, answer     a request becomes a call, in turns, and its result a reply
+//! session                    what a connection said of itself
+//! bindings                   the chunk sizes; fleet, fleet_desk: the record that servers share
+//! ends, liveness, leaving    clients that have gone, and those that may have
+//! status, journal            the document, the log
+//! ```
+//!
+//! One thread runs the whole control plane, in turns: whatever takes long goes on after others were served.
+//! Other threads make the pool's pages present, read and write frames that are long, write the log, and wait for file
+//! systems. Without clients nothing wakes up. Every refusal is an answer with a code and numbers, and no peer can make
+//! the server wait: reads are bounded by the frame limits, replies by a queue.
 
 mod accept;
 mod answer;

@@ -11,7 +11,7 @@ an engine:
     adapters   what the adapters of requests are, to the scheduler role
     loaded     which files the engine's adapters were loaded from, to a worker
     requests   what the scheduler role remembers about one request
-    fleet      several servers behind the face of one
+    servers    several servers behind the face of one
     lookups    asking the server what a prompt can reuse
     loads      from a hit to the blocks to fill
     stores     which chunks, tails and states a step completes

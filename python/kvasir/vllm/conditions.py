@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from kvasir import Client
-from kvasir.vllm.fleet import Fleet
+from kvasir.vllm.servers import Servers
 
 WEIGHTS = ("weights_pending", "weights_unreadable", "weights_unknown")
 """Of which one holds at most."""
@@ -14,7 +14,7 @@ WEIGHTS = ("weights_pending", "weights_unreadable", "weights_unknown")
 class Conditions:
     """One per role; any thread may tell it. The names are those of docs/operations.md."""
 
-    def __init__(self, client: Client | Fleet) -> None:
+    def __init__(self, client: Client | Servers) -> None:
         self._client = client
         self._lock = threading.Lock()
         self._names: set[str] = set()

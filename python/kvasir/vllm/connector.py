@@ -29,7 +29,7 @@ from kvasir import Client, KvasirError
 from kvasir.vllm import describe, engine, identity, layout, outer, weights, worker
 from kvasir.vllm import geometry as geometries
 from kvasir.vllm.conditions import Conditions
-from kvasir.vllm.fleet import Fleet
+from kvasir.vllm.servers import Servers
 from kvasir.vllm.meta import RankReport, StepPlan, StepReport
 from kvasir.vllm.notes import Notes
 from kvasir.vllm.scheduler import SchedulerRole
@@ -116,9 +116,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         )
         rank = worker.rank_of(parallel, self._shards, len(self._sockets), self._settings.stores)
         clients = [self._connect(socket) for socket in (self._sockets if scheduling else [self._sockets[rank.server]])]
-        self._client: Client | Fleet = clients[0]
+        self._client: Client | Servers = clients[0]
         if len(clients) > 1:
-            self._client = Fleet(clients, self._settings.deadline, self._notes)
+            self._client = Servers(clients, self._settings.deadline, self._notes)
         # The scheduler's own granularity; the workers inflate theirs for hybrid models.
         block_size = vllm_config.cache_config.block_size if scheduling else None
         self._negotiate(block_size)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from kvasir import pack_blocks
-from kvasir.vllm.fleet import Named
+from kvasir.vllm.servers import Named
 from kvasir.vllm.geometry import Geometry, ObjectGroup
 from kvasir.vllm.meta import KEY_BYTES, LoadRun
 from kvasir.vllm.runs import Lists, Table, cut

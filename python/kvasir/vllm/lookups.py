@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from kvasir import Client, KvasirError
-from kvasir.vllm.fleet import Answer, Fleet, Miss
+from kvasir.vllm.servers import Answer, Servers, Miss
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.requests import Pending, RequestState
 
@@ -17,7 +17,7 @@ class Lookups:
     rule the answer is there at once: the client looks into the server's index itself.
     """
 
-    def __init__(self, client: Client | Fleet, geometry: Geometry, wait_s: float) -> None:
+    def __init__(self, client: Client | Servers, geometry: Geometry, wait_s: float) -> None:
         self._client = client
         self._step = geometry.alignment
         self._wait_s = wait_s

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvasir.vllm.fleet import Pins
+from kvasir.vllm.servers import Pins
 from kvasir.vllm.notes import Notes
 from kvasir.vllm.requests import Offer, RequestState
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvasir import KeyChain
 from kvasir.vllm.adapters import Entry
-from kvasir.vllm.fleet import Answer, Pins
+from kvasir.vllm.servers import Answer, Pins
 from kvasir.vllm.meta import Adapter
 
 

@@ -18,7 +18,7 @@ from kvasir import Client, domain_seed
 from kvasir.vllm import identity, loads
 from kvasir.vllm.adapters import Adapters
 from kvasir.vllm.conditions import Conditions
-from kvasir.vllm.fleet import Answer, Fleet, Pins, reach, runs_by_server
+from kvasir.vllm.servers import Answer, Servers, Pins, reach, runs_by_server
 from kvasir.vllm.geometry import Geometry, GeometryRefused
 from kvasir.vllm.lookups import Lookups
 from kvasir.vllm.meta import Load, RankReport, StepPlan, StepReport, Stores
@@ -56,7 +56,7 @@ class SchedulerRole:
         self,
         geometry: Geometry,
         settings: Settings,
-        client: Client | Fleet,
+        client: Client | Servers,
         serves_loads: bool,
         block_size: int | None,
         notes: Notes,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from kvasir import Client
-from kvasir.vllm.fleet import Fleet
+from kvasir.vllm.servers import Servers
 
 
 @dataclasses.dataclass(slots=True)
@@ -38,7 +38,7 @@ class _InStep:
 class Tally:
     """One per scheduler role."""
 
-    def __init__(self, client: Client | Fleet, steps_under_way: int) -> None:
+    def __init__(self, client: Client | Servers, steps_under_way: int) -> None:
         self._client = client
         self._steps_under_way = steps_under_way
         self._between: dict[str, int] = {}

@@ -1,4 +1,4 @@
-//! Where objects hang in the trees of records (see `records`).
+//! Where objects hang in the trees of records (see `books::tree`).
 
 use super::context::Context;
 use crate::cache::books::registry::{Domain, DomainGroup};

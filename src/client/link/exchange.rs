@@ -1,4 +1,4 @@
-//! Exchanges on the present connection, and what a server that is away means for each.
+//! Exchanges on the present connection, and what a set-up and an acknowledgement make of a server that is away.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! The link to a server: one connection, what it gave, and how it is had again.
 //!
 //! ```text
-//! core      the link's state, what callers may ask for        guard, exchange: one exchange on it
+//! core      the link's state: what ends and what goes on when it is lost
+//! guard, exchange   one exchange on it
 //! session   what one connection gave: mappings (attached), lock byte, granted space, what could not be stored
 //! recover   the thread that connects, and asks again for everything in `wanted`      wake: what it sleeps on
 //! ```

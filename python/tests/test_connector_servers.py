@@ -11,7 +11,7 @@ import pytest
 from fakes import Client, Hit, Request, full, key, named, objects, packed, windowed
 from kvasir import KeyChain, KvasirError
 from kvasir.vllm import identity
-from kvasir.vllm.fleet import Fleet, FleetHit, Miss, ServersDiffer
+from kvasir.vllm.servers import Servers, ServersHit, Miss, ServersDiffer
 from kvasir.vllm.geometry import Geometry
 from kvasir.vllm.meta import Load, LoadRun, RankReport
 from kvasir.vllm.notes import Notes
@@ -80,20 +80,20 @@ class Server(Client):
 
 
 def notes() -> Notes:
-    return Notes(logging.getLogger("test.fleet"), "scheduler")
+    return Notes(logging.getLogger("test.servers"), "scheduler")
 
 
-def fleet(*ends: Sequence[int]) -> tuple[Fleet, list[Server]]:
+def several(*ends: Sequence[int]) -> tuple[Servers, list[Server]]:
     servers = [Server(f"/{name}", own) for name, own in zip("abc", ends)]
-    return Fleet(servers, 1.0, notes()), servers  # type: ignore[arg-type]
+    return Servers(servers, 1.0, notes()), servers  # type: ignore[arg-type]
 
 
-def ask(asked: Fleet, cap: int = 192, local: int = 0, pin: bool = True) -> FleetHit | Miss | None:
+def ask(asked: Servers, cap: int = 192, local: int = 0, pin: bool = True) -> ServersHit | Miss | None:
     return asked.lookup_result(asked.lookup_start(bytes(32), 1, CHAIN, 32, cap, local, pin))
 
 
 def test_two_sockets_of_one_server_are_refused_and_not_used_later() -> None:
-    one, (a, b) = fleet([64], [64])
+    one, (a, b) = several([64], [64])
     assert one.healthy and one.negotiate(32, [(0, 32)], 256) == CHUNK
     b.boot_id = a.boot_id
     with pytest.raises(ServersDiffer, match="/a and /b are one server"):
@@ -105,9 +105,9 @@ def test_two_sockets_of_one_server_are_refused_and_not_used_later() -> None:
 
 
 def test_the_shortest_hit_counts_and_longer_ones_are_looked_up_again_for_it() -> None:
-    one, (a, b) = fleet([64, 128, 192], [64, 128])
+    one, (a, b) = several([64, 128, 192], [64, 128])
     hit = ask(one)
-    assert isinstance(hit, FleetHit) and hit.hit_tokens == 128
+    assert isinstance(hit, ServersHit) and hit.hit_tokens == 128
     assert [question["cap"] for question in a.asked] == [192, 128] and len(b.asked) == 1
     assert a.asked[1]["step"] == 32
     assert hit.runs == named(*a.objects(128)) and len(hit.runs_by_server) == 1
@@ -118,67 +118,67 @@ def test_the_shortest_hit_counts_and_longer_ones_are_looked_up_again_for_it() ->
 
 def test_a_server_that_cannot_serve_the_shortest_hit_shortens_it_for_all() -> None:
     # A window or a state is missing at 128 on the first server although it can serve 192.
-    one, (a, b) = fleet([64, 192], [64, 128])
+    one, (a, b) = several([64, 192], [64, 128])
     hit = ask(one)
-    assert isinstance(hit, FleetHit) and hit.hit_tokens == 64
+    assert isinstance(hit, ServersHit) and hit.hit_tokens == 64
     assert [question["cap"] for question in b.asked] == [192, 64]
     assert (len(a.pinned), len(b.pinned)) == (1, 1)
 
 
 def test_after_three_rounds_it_is_a_miss_without_pins() -> None:
-    one, (a, b) = fleet([32, 96, 160], [64, 128, 192])
+    one, (a, b) = several([32, 96, 160], [64, 128, 192])
     hit = ask(one)
-    assert isinstance(hit, FleetHit) and hit.hit_tokens == 0 and hit.pin == ()
+    assert isinstance(hit, ServersHit) and hit.hit_tokens == 0 and hit.pin == ()
     assert len(a.asked) + len(b.asked) == 4
     assert not a.pinned and not b.pinned
 
 
 def test_objects_that_vanish_between_two_rounds_shorten_the_hit() -> None:
-    one, (a, b) = fleet([64, 128, 192], [64, 128])
+    one, (a, b) = several([64, 128, 192], [64, 128])
     a.loses = [{128}]
     hit = ask(one)
-    assert isinstance(hit, FleetHit) and hit.hit_tokens == 64
+    assert isinstance(hit, ServersHit) and hit.hit_tokens == 64
     assert (len(a.pinned), len(b.pinned)) == (1, 1)
 
 
 def test_three_servers_agree_on_the_least() -> None:
-    one, servers = fleet([64, 128, 192], [64, 128, 192], [64])
+    one, servers = several([64, 128, 192], [64, 128, 192], [64])
     hit = ask(one)
-    assert isinstance(hit, FleetHit) and hit.hit_tokens == 64 and len(hit.pin) == 3
+    assert isinstance(hit, ServersHit) and hit.hit_tokens == 64 and len(hit.pin) == 3
     assert [len(server.pinned) for server in servers] == [1, 1, 1]
 
 
 def test_what_one_server_lacks_or_the_engine_has_itself_is_not_asked_again() -> None:
     for ends, local in (([], 0), ([64], 64), ([64], 100)):
-        one, (a, b) = fleet([64, 128, 192], ends)
+        one, (a, b) = several([64, 128, 192], ends)
         hit = ask(one, local=local)
-        assert isinstance(hit, FleetHit) and hit.hit_tokens <= local and hit.pin == ()
+        assert isinstance(hit, ServersHit) and hit.hit_tokens <= local and hit.pin == ()
         assert len(a.asked) == 1 and not a.pinned and not b.pinned
 
 
 def test_present_is_what_all_have() -> None:
-    one, (a, b) = fleet([64, 128, 192], [64, 96])
+    one, (a, b) = several([64, 128, 192], [64, 96])
     hit = ask(one, pin=False)
     # Nobody has asked the first whether it can serve 96 tokens.
-    assert isinstance(hit, FleetHit) and (hit.hit_tokens, hit.present_tokens, hit.reach) == (0, [96], 192)
+    assert isinstance(hit, ServersHit) and (hit.hit_tokens, hit.present_tokens, hit.reach) == (0, [96], 192)
     assert len(a.asked) == len(b.asked) == 1, "a question without a pin loads nothing, so no length has to be agreed on"
     a.groups = 2  # a group that the second server has not heard of
     hit = ask(one, pin=False)
-    assert isinstance(hit, FleetHit) and hit.present_tokens == [96, 0]
+    assert isinstance(hit, ServersHit) and hit.present_tokens == [96, 0]
 
 
 @pytest.mark.parametrize("pin", [False, True])
 def test_a_gap_below_a_hit_is_no_presence(pin: bool) -> None:
     """A server that serves 192 tokens may have lost the windows and states before."""
-    one, (a, b) = fleet([192], [192])
+    one, (a, b) = several([192], [192])
     b.present = 64
     hit = ask(one, pin=pin)
-    assert isinstance(hit, FleetHit) and (hit.hit_tokens, hit.present_tokens, hit.reach) == (192, [64], 192)
+    assert isinstance(hit, ServersHit) and (hit.hit_tokens, hit.present_tokens, hit.reach) == (192, [64], 192)
 
 
 @pytest.mark.parametrize("how", ["raises", "degraded"])
 def test_a_server_that_cannot_be_asked_makes_it_a_miss_and_leaves_no_pin(how: str) -> None:
-    one, (a, b) = fleet([64], [64])
+    one, (a, b) = several([64], [64])
     if how == "raises":
         b.fails = True
     else:
@@ -189,7 +189,7 @@ def test_a_server_that_cannot_be_asked_makes_it_a_miss_and_leaves_no_pin(how: st
 
 
 def test_an_answer_is_awaited_from_every_server_also_in_later_rounds() -> None:
-    one, (a, b) = fleet([64, 128], [64])
+    one, (a, b) = several([64, 128], [64])
     b.slow = 1
     ticket = one.lookup_start(bytes(32), 1, CHAIN, 32, 192, 0, True)
     assert one.lookup_result(ticket) is None and len(a.pinned) == 1
@@ -200,7 +200,7 @@ def test_an_answer_is_awaited_from_every_server_also_in_later_rounds() -> None:
 
 
 def test_a_lookup_given_up_leaves_no_pin_and_no_ticket() -> None:
-    one, (a, b) = fleet([64, 128], [64])
+    one, (a, b) = several([64, 128], [64])
     b.slow = 9
     ticket = one.lookup_start(bytes(32), 1, CHAIN, 32, 192, 0, True)
     assert one.lookup_result(ticket) is None and a.pinned
@@ -210,7 +210,7 @@ def test_a_lookup_given_up_leaves_no_pin_and_no_ticket() -> None:
 
 
 def test_a_blocking_lookup_ends_with_the_deadline() -> None:
-    one, (a, b) = fleet([64], [64])
+    one, (a, b) = several([64], [64])
     assert one.lookup(bytes(32), 1, CHAIN, 32, 192, 0, True).hit_tokens == 64
     b.slow = 1
     assert one.lookup(bytes(32), 1, CHAIN, 32, 192, 0, True).degraded
@@ -224,7 +224,7 @@ def refusal(kind: str) -> KvasirError:
 
 
 def test_servers_with_chunk_sizes_of_their_own_are_refused() -> None:
-    one, (_, b) = fleet([], [])
+    one, (_, b) = several([], [])
     assert one.negotiate(16, [(0, 16)], 256) == CHUNK
     b.size = 128
     with pytest.raises(ServersDiffer, match="/a with 64 tokens, /b with 128 tokens"):
@@ -232,7 +232,7 @@ def test_servers_with_chunk_sizes_of_their_own_are_refused() -> None:
 
 
 def test_servers_that_are_away_are_told_from_servers_that_refuse() -> None:
-    one, (a, b, c) = fleet([], [], [])
+    one, (a, b, c) = several([], [], [])
     a.size = refusal("Unavailable")
     with pytest.raises(KvasirError) as caught:
         one.negotiate(16, [(0, 16)], 256)
@@ -257,7 +257,7 @@ def test_a_server_that_comes_later_with_another_size_keeps_the_cache_off(caplog:
 
 
 def test_state_and_warnings_name_the_server() -> None:
-    one, (a, b) = fleet([], [])
+    one, (a, b) = several([], [])
     assert one.healthy and one.state_text == "healthy" and one.socket == "/a, /b"
     b.healthy, b.told = False, ["large chunks"]
     assert not one.healthy and one.state_text == "/b: as scripted"
@@ -265,7 +265,7 @@ def test_state_and_warnings_name_the_server() -> None:
 
 
 def test_everything_that_ends_ends_at_every_server() -> None:
-    one, (a, b) = fleet([], [])
+    one, (a, b) = several([], [])
     one.end_session(7)
     assert a.ended == b.ended == [7]
     a.clear = lambda: False  # type: ignore[method-assign]
@@ -277,7 +277,7 @@ class Engine:
 
     def __init__(self, *ends: Sequence[int], geometry: Geometry | None = None, size: int | None = CHUNK) -> None:
         geometry = geometry or full()
-        one, self.servers = fleet(*ends)
+        one, self.servers = several(*ends)
         for server in self.servers:
             server.groups = len(geometry.object_groups)
         self.servers[1].chunk_size = size

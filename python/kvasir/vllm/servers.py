@@ -43,7 +43,7 @@ class Miss:
 
 
 @dataclasses.dataclass(frozen=True)
-class FleetHit:
+class ServersHit:
     """The answers of all servers, as one."""
 
     hit_tokens: int
@@ -71,17 +71,17 @@ class FleetHit:
 
 
 # What a lookup may come back with, from one server or several.
-Answer = Hit | FleetHit | Miss
+Answer = Hit | ServersHit | Miss
 
 
 def runs_by_server(hit: Answer) -> Sequence[Sequence[Named]]:
     """The objects that each server names; a single entry where all name the same, or where there is one server."""
-    return hit.runs_by_server if isinstance(hit, FleetHit) else (hit.runs,)
+    return hit.runs_by_server if isinstance(hit, ServersHit) else (hit.runs,)
 
 
 def reach(hit: Answer) -> int:
     """Tokens beyond which there is nothing of what was asked about, on any server."""
-    return hit.reach if isinstance(hit, FleetHit) else max(hit.hit_tokens, *hit.present_tokens, 0)
+    return hit.reach if isinstance(hit, ServersHit) else max(hit.hit_tokens, *hit.present_tokens, 0)
 
 
 @dataclasses.dataclass
@@ -97,7 +97,7 @@ class _Asked:
     rounds: int = 1
 
 
-class Fleet:
+class Servers:
     """The clients of several servers."""
 
     def __init__(self, clients: Sequence[Client], deadline_s: float, notes: Notes) -> None:
@@ -209,7 +209,7 @@ class Fleet:
         self._asked[ticket] = _Asked(question, local_tokens, pin, tickets, [Miss()] * len(tickets))
         return ticket
 
-    def lookup_result(self, ticket: int, wait_s: float = 0.0) -> FleetHit | Miss | None:
+    def lookup_result(self, ticket: int, wait_s: float = 0.0) -> ServersHit | Miss | None:
         """The shortest hit, or None while any server has yet to answer."""
         asked = self._asked[ticket]
         end = time.monotonic() + wait_s
@@ -231,7 +231,7 @@ class Fleet:
                 client.lookup_cancel(one)
         self._drop(asked)
 
-    def lookup(self, *question: Any) -> FleetHit | Miss:
+    def lookup(self, *question: Any) -> ServersHit | Miss:
         """`lookup_start` and `lookup_result` in one; waits up to the deadline."""
         ticket = self.lookup_start(*question)
         hit = self.lookup_result(ticket, self._deadline_s)
@@ -271,7 +271,7 @@ class Fleet:
         asked.rounds += 1
         return bool(longer)
 
-    def _combine(self, asked: _Asked) -> FleetHit | Miss:
+    def _combine(self, asked: _Asked) -> ServersHit | Miss:
         hits = asked.hits
         length = min(hit.hit_tokens for hit in hits)
         if any(hit.degraded for hit in hits):
@@ -286,10 +286,10 @@ class Fleet:
         shortened = any(hit.shortened for hit in hits)
         if not asked.pin or length <= asked.local or not agreed:
             self._drop(asked)
-            return FleetHit(length if agreed else 0, (), (), present, furthest, shortened=shortened)
+            return ServersHit(length if agreed else 0, (), (), present, furthest, shortened=shortened)
         pins = tuple(hit.pin for hit in hits)
         kept = pins if any(pins) else ()
-        return FleetHit(length, kept, tuple(hits), present, furthest, shortened=shortened)  # type: ignore[arg-type]
+        return ServersHit(length, kept, tuple(hits), present, furthest, shortened=shortened)  # type: ignore[arg-type]
 
     def _drop(self, asked: _Asked) -> None:
         for client, hit in zip(self._clients, asked.hits):

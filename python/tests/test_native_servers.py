@@ -15,7 +15,7 @@ import pytest
 import fakes
 from fakes import Request
 from kvasir.vllm import geometry, identity, worker
-from kvasir.vllm.fleet import Fleet, ServersDiffer
+from kvasir.vllm.servers import Servers, ServersDiffer
 from kvasir.vllm.layout import Layout, Page
 from kvasir.vllm.meta import RankReport, StepPlan
 from kvasir.vllm.notes import Notes
@@ -26,7 +26,7 @@ from test_native import BLOCKS, CHUNK, Server, client, eventually
 PAGE = 512
 RANKS = 4
 GEOMETRY = geometry.resolve(fakes.kv_config(fakes.FullAttentionSpec(16, page_size_bytes=PAGE)))
-NOTES = Notes(logging.getLogger("test.fleet"), "test")
+NOTES = Notes(logging.getLogger("test.servers"), "test")
 TOKENS = 3 * CHUNK + 20
 TABLE = [list(range(1, 14))]
 
@@ -48,9 +48,9 @@ class Engine:
 
     def __init__(self, instance: int, sockets: list[str], replicas: int = 1) -> None:
         own = bytes([instance]) * 16
-        self.fleet = Fleet([client(socket, "scheduler", own) for socket in sockets], 20.0, NOTES)
+        self.several = Servers([client(socket, "scheduler", own) for socket in sockets], 20.0, NOTES)
         spans = list(GEOMETRY.spans)
-        assert self.fleet.negotiate(GEOMETRY.alignment, spans, 256) == CHUNK
+        assert self.several.negotiate(GEOMETRY.alignment, spans, 256) == CHUNK
         self.ranks, self.memory, self.places = [], [], []
         reports = {}
         for number in range(RANKS):
@@ -74,7 +74,7 @@ class Engine:
             self.memory.append(memory)
             self.places.append(rank)
         settings = Settings(tuple(sockets), lookup_wait=20.0)
-        self.role = SchedulerRole(GEOMETRY, settings, self.fleet, True, 16, NOTES, ranks=RANKS)
+        self.role = SchedulerRole(GEOMETRY, settings, self.several, True, 16, NOTES, ranks=RANKS)
         self.role.set_ranks(reports)
 
     def fill(self) -> None:
@@ -183,13 +183,13 @@ def test_a_lost_server_turns_the_whole_cache_off_until_it_is_back(servers: list[
         engine.fill()
         engine.compute("writes")
         servers[1].kill()
-        eventually("the loss", lambda: not engine.fleet.healthy)
+        eventually("the loss", lambda: not engine.several.healthy)
         one = Request("lost", range(TOKENS))
         assert engine.role.matched(one, 0) == (0, False)
         assert engine.role.build_plan([Scheduled("lost", 0, TOKENS, True)], {"lost": TABLE}.get, {}).stores is None
-        assert sockets[1] in engine.fleet.state_text and sockets[0] not in engine.fleet.state_text
+        assert sockets[1] in engine.several.state_text and sockets[0] not in engine.several.state_text
         servers[1].start()
-        eventually("recovery", lambda: engine.fleet.healthy and all(role._client.healthy for role in engine.ranks))
+        eventually("recovery", lambda: engine.several.healthy and all(role._client.healthy for role in engine.ranks))
         # The first server still has everything, the second nothing: a miss that is stored where it lacks.
         engine.compute("refills")
         assert not engine.reuse("reads", TOKENS - 4, TABLE)
@@ -209,7 +209,7 @@ def test_servers_with_other_chunk_sizes_are_refused(servers: list[Server]) -> No
         other = Server(directory)
         other.start(chunk_size=2 * CHUNK)
         try:
-            asked = Fleet([client(server.socket, "scheduler") for server in (servers[0], other)], 20.0, NOTES)
+            asked = Servers([client(server.socket, "scheduler") for server in (servers[0], other)], 20.0, NOTES)
             with contextlib.closing(asked), pytest.raises(ServersDiffer, match=f"{CHUNK} tokens.*{2 * CHUNK} tokens"):
                 asked.negotiate(16, [(0, 16)], 256)
         finally:
