@@ -322,6 +322,32 @@ fn connections_take_memory_for_what_they_say() {
     );
 }
 
+/// What half-sent messages took stays with the server, and serves the next ones.
+#[test]
+fn messages_take_as_much_as_the_most_at_a_time_and_not_more() {
+    const AT_ONCE: u64 = 40;
+    let server = ServerProcess::start();
+    let mut frame = vec![0_u8; 3_900_000];
+    frame[..4].copy_from_slice(&4_194_304_u32.to_le_bytes());
+    let round = || {
+        let mut all = Vec::new();
+        for _ in 0..AT_ONCE {
+            let mut client = server.connect();
+            client.hello(false);
+            client.send_bytes(&frame).unwrap();
+            all.push(client);
+        }
+        drop(all);
+        eventually("the end of the connections", || {
+            server.status()["clients"].as_array().unwrap().is_empty()
+        });
+    };
+    growth(&server, "half-sent messages", AT_ONCE * (4 << 20) + SLACK, round);
+    for _ in 0..3 {
+        growth(&server, "half-sent messages, again", SLACK, round);
+    }
+}
+
 /// Two tails as far apart as numbers go: what is named is looked at, not what is between.
 #[test]
 fn tails_far_apart_are_refused_at_once() {

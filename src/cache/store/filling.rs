@@ -110,8 +110,8 @@ pub(crate) enum Retry {
         /// Runs of this part that are the same.
         same: usize,
     },
-    /// Of an incomplete object: runs that are the same.
-    Incomplete { record: u32, same: usize },
+    /// Of an incomplete object: its age, which no other has had, and runs that are the same.
+    Incomplete { seq: u64, same: usize },
 }
 
 impl Retry {
@@ -141,17 +141,24 @@ impl Retry {
                     part: 0,
                     same: 0,
                 },
-                None => Self::Incomplete {
-                    record: holder,
-                    same: 0,
-                },
+                None => {
+                    let incomplete = core.incomplete.get(&context.key(&item.id));
+                    let Some(own) = incomplete.filter(|incomplete| incomplete.record == holder) else {
+                        return Ok(Some(false));
+                    };
+                    Self::Incomplete {
+                        seq: own.seq,
+                        same: 0,
+                    }
+                }
             };
         }
         match self {
             Self::Start => Ok(None),
-            Self::Incomplete { record, same } => {
+            Self::Incomplete { seq, same } => {
+                // Between two turns it may have ended, and have begun anew on the same record.
                 let incomplete = core.incomplete.get(&context.key(&item.id));
-                let incomplete = incomplete.filter(|incomplete| incomplete.record == *record);
+                let incomplete = incomplete.filter(|incomplete| incomplete.seq == *seq);
                 let Some(part) = incomplete.and_then(|incomplete| incomplete.part(item.part)) else {
                     return Ok(Some(false));
                 };
