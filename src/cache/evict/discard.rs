@@ -91,7 +91,6 @@ impl Work for Discard<'_> {
                         at: root,
                         child: core.tree.first_child(view.record),
                     });
-                    core.counters.discarded_objects += 1;
                 }
             } else {
                 let done = self.scan.map_or(Ok(true), |scan| core.sweep(turn, scan))?;
@@ -154,6 +153,8 @@ impl Tree {
         turn.spend(CONDEMN_STEPS);
         core.condemn(record)?;
         if self.at == self.root {
+            // Only now: others may discard the same object between two turns.
+            core.counters.discarded_objects += 1;
             return Ok(Some(Next::Gone));
         }
         // What hung under the root hangs under it still, so there is something above.

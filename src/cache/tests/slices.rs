@@ -479,3 +479,33 @@ fn a_lookup_beyond_the_objects_that_one_client_may_name_holds_nothing() {
     assert_eq!(rig.lookup(&peer, 1, 600, &[]).hit_tokens, 600 * u64::from(CHUNK));
     rig.audit();
 }
+
+#[test]
+fn what_two_discard_at_a_time_is_discarded_once() {
+    let mut rig = Rig::new(4096);
+    let peers = [1, 2].map(|instance| member(&mut rig, instance, &[ObjectKind::Full]));
+    fill(&mut rig, &peers[0], 1, 0, ObjectKind::Full, 500);
+    let id = ObjectId {
+        key: key(1, 0, CHUNK),
+        group: 0,
+    };
+    let named = [(id, rig.core.index.reader().lookup(&id).unwrap().incarnation)];
+    let mut works = peers
+        .each_ref()
+        .map(|peer| Discard::new(peer.id, rig.seed, &named));
+    let mut done = [false; 2];
+    let mut turns = 0;
+    while done != [true; 2] {
+        for (work, done) in works.iter_mut().zip(&mut done) {
+            if !*done {
+                let progress = work.step(&mut rig.core, &mut Turn::new()).unwrap();
+                *done = matches!(progress, Progress::Done(()));
+                turns += 1;
+            }
+        }
+    }
+    assert!(turns > 10, "both were under way");
+    let status = rig.core.status();
+    assert_eq!((status.objects, status.counters.discarded_objects), (0, 1));
+    rig.audit();
+}
