@@ -35,15 +35,24 @@ def ranks(status: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return {c["registered"]["rank"]: c for c in status["clients"] if c["kind"] == "worker" and c["registered"]}
 
 
-def check_books(status: dict[str, Any], limbo: int = 0) -> None:
+def check_books(server: process.Server, limbo: int = 0) -> dict[str, Any]:
     """Every byte of the pool is in exactly one class, and nothing is half there.
 
     `limbo`: objects that were discarded while they were read. They stay until space is needed.
     """
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        status = server.status()
+        # The document is written client by client, and a client may give space back in between.
+        granted = sum(client["granted"] for client in status["clients"])
+        if status["pool"]["granted"] == granted or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
     pool = status["pool"]
+    assert pool["granted"] == granted
     assert pool["free"] + pool["used"] + pool["granted"] + pool["quarantined"] == pool["total"]
     assert (status["partials"], status["limbo"], pool["quarantined"], pool["pinned"]) == (0, limbo, 0, 0)
-    assert pool["granted"] == sum(client["granted"] for client in status["clients"])
+    return status
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3.5"])
@@ -52,7 +61,7 @@ def test_two_ranks_get_the_prefix_back(bench: Bench, name: str) -> None:
     model, server = small(name), bench.server()
     phases = demo.run_model(model, bench.starter(model, server, settings=TWO), server, demo.Progress(6))
     assert demo.verdict(model, demo.report(model, server.chunk_size(), phases)) == []
-    check_books(server.status())
+    check_books(server)
 
 
 def test_bytes_that_ranks_have_in_common_are_stored_once(bench: Bench) -> None:
@@ -145,7 +154,7 @@ def test_a_server_for_each_rank(bench: Bench) -> None:
     wait_for_hits(engine, servers, tokens, own)
     settle(servers)
     for server in servers:
-        check_books(server.status())
+        check_books(server)
     assert not [line for line in errors(engine.log) if "Traceback" in line]
 
 
@@ -192,7 +201,7 @@ def test_damaged_parts_are_never_used(bench: Bench, place: str) -> None:
     settle(servers)
     assert damaged.reported(*counters) == (2 * loads, loads, 0, 0)
     for server in servers:
-        check_books(server.status(), limbo=named if server is damaged else 0)
+        check_books(server, limbo=named if server is damaged else 0)
     assert errors(engine.log) == []
 
 
@@ -233,7 +242,7 @@ def test_a_rank_that_dies_leaves_no_half_record(bench: Bench, during: bool) -> N
     deadline = time.monotonic() + SETTLE_S
     while (status := server.status())["clients"] and time.monotonic() < deadline:
         time.sleep(0.02)
-    check_books(status)
+    status = check_books(server)
     assert status["clients"] == []
     if not during:
         assert (status["objects"], status["counters"]["ended_partials"] > 0) == (0, True)
@@ -245,4 +254,4 @@ def test_a_rank_that_dies_leaves_no_half_record(bench: Bench, during: bool) -> N
     server.settle()
     engine.reset_prefix_cache()
     assert once(engine, tokens) == own
-    check_books(server.status())
+    check_books(server)
