@@ -1,9 +1,9 @@
 //! Clients that register, leave and die, and what ends with that.
 
 use super::api::{ClientId, Registration};
-use super::core::{Client, Core, RankRegistration, wrong_chunk_size};
+use super::core::{Client, Core, Left, RankRegistration, wrong_chunk_size};
 use super::error::CoreError;
-use super::evict::ends::EndEngine;
+use super::evict::ends::{EndClient, EndEngine};
 use super::steps::{RUN_FRAMES, frame_steps};
 use super::work::{Progress, Work, finish};
 use crate::index::turn::Turn;
@@ -14,10 +14,16 @@ const REGISTER_STEPS: u32 = 64;
 /// Steps of wiping a slab.
 const WIPE_STEPS: u32 = 32;
 
-/// Ends what a client's engine has begun in the domains that the client has left.
+/// Ends what cannot be completed any more since the client has left.
 #[derive(Debug, Default)]
 struct EndLeft {
-    ending: Option<EndEngine>,
+    ending: Option<Ending>,
+}
+
+#[derive(Debug)]
+enum Ending {
+    Engine(EndEngine),
+    Client(EndClient),
 }
 
 impl EndLeft {
@@ -25,17 +31,26 @@ impl EndLeft {
     fn step(&mut self, core: &mut Core, turn: &mut Turn, client: ClientId) -> Result<bool, CoreError> {
         loop {
             if let Some(ending) = &mut self.ending {
-                if !ending.step(core, turn)? {
+                let done = match ending {
+                    Ending::Engine(ending) => ending.step(core, turn)?,
+                    Ending::Client(ending) => ending.step(core, turn)?,
+                };
+                if !done {
                     return Ok(false);
                 }
                 self.ending = None;
                 core.client_mut(client)?.left.pop();
             }
             let entry = core.client(client)?;
-            let Some(domain) = entry.left.last().copied() else {
+            let Some(left) = entry.left.last().copied() else {
                 return Ok(true);
             };
-            self.ending = Some(EndEngine::new(core, entry.info.engine_instance, domain));
+            self.ending = Some(match left {
+                Left::Place { domain } => {
+                    Ending::Engine(EndEngine::new(core, entry.info.engine_instance, domain))
+                }
+                Left::Succeeded => Ending::Client(EndClient::new(client)),
+            });
         }
     }
 }
@@ -218,7 +233,9 @@ impl Core {
         finish(self, Register::new(client, registration))
     }
 
-    /// Drops the client's registration and its engine's incomplete objects. Objects stay. Fine when there is none.
+    /// Drops the client's registration and its engine's incomplete objects. If another client of the engine has
+    /// registered as the same rank since, or the rank only reads, only those go that the client began itself.
+    /// Objects stay. Fine when there is no registration.
     ///
     /// # Errors
     /// [`CoreError::UnknownClient`]; [`CoreError::Pool`] when the books are wrong.
@@ -276,31 +293,36 @@ impl Core {
             parts: registration.groups.iter().map(|g| (g.group, g.part)).collect(),
             stores: registration.stores,
             payload_path: registration.payload_path,
-            replaced: false,
+            world_size: registration.world_size,
+            succeeded: false,
         };
-        // With one rank nobody's parts are mixed with another's.
         for other in self.clients.iter_mut().flatten() {
             if other.info.engine_instance == instance
                 && let Some(old) = &mut other.registration
                 && (old.domain, old.rank) == (domain, registration.rank)
             {
-                old.replaced = registration.world_size > 1;
+                old.succeeded = true;
             }
         }
         let kept = self.kept_frames_max(self.domain(domain)?);
         let entry = self.client_mut(client)?;
-        entry.left.extend(ended);
+        entry
+            .left
+            .extend(ended.into_iter().map(|domain| Left::Place { domain }));
         if let Some(old) = entry.registration.replace(new) {
             self.registry.unregister(old.domain);
         }
         Ok((domain, kept))
     }
 
-    /// Unregisters, and notes in which domain what the engine has begun is to end.
+    /// Unregisters, and notes what is to end for it.
     fn leave(&mut self, client: ClientId) -> Result<(), CoreError> {
         let entry = self.client_mut(client)?;
         if let Some(old) = entry.registration.take() {
-            entry.left.push(old.domain);
+            entry.left.push(match old.succeeded || !old.stores {
+                true => Left::Succeeded,
+                false => Left::Place { domain: old.domain },
+            });
             self.registry.unregister(old.domain);
         }
         Ok(())

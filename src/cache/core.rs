@@ -33,9 +33,27 @@ pub(crate) struct RankRegistration {
     pub(crate) parts: Vec<(u16, u16)>,
     pub(crate) stores: bool,
     pub(crate) payload_path: PayloadPath,
-    /// Of several ranks, and another client of the engine has registered as this one since: what this client computes
-    /// is not what the others' parts belong to.
-    pub(crate) replaced: bool,
+    /// How many ranks there are.
+    pub(crate) world_size: u32,
+    /// Another client of the engine has registered as this rank since.
+    pub(crate) succeeded: bool,
+}
+
+impl RankRegistration {
+    /// Of several ranks, and succeeded: what this client computes is not what the others' parts belong to.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.succeeded && self.world_size > 1
+    }
+}
+
+/// What a client has left, of which something is yet to end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Left {
+    /// A rank's place: what its engine has begun in the domain may never be completed.
+    Place { domain: u32 },
+    /// A place that another client has taken since, or in which nothing is stored. The engine goes on without this client,
+    /// and only what the client itself has begun ends.
+    Succeeded,
 }
 
 #[derive(Debug)]
@@ -52,8 +70,8 @@ pub(crate) struct Client {
     pub(crate) commits: u64,
     /// Domain and model that its reuse counts for.
     pub(crate) reuses: Option<(ChunkKey, String)>,
-    /// Domains in which what its engine has begun is yet to end, since it left them.
-    pub(crate) left: Vec<u32>,
+    /// What it has left, as far as something is yet to end for it.
+    pub(crate) left: Vec<Left>,
 }
 
 /// The cache. All requests are methods; none blocks, none waits for a client.

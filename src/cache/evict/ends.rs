@@ -149,6 +149,39 @@ impl EndEngine {
     }
 }
 
+/// Ends what a client has begun and not completed. It begins nothing meanwhile.
+#[derive(Debug)]
+pub(crate) struct EndClient {
+    client: ClientId,
+    ending: Option<EndIncomplete>,
+}
+
+impl EndClient {
+    pub(crate) fn new(client: ClientId) -> Self {
+        Self { client, ending: None }
+    }
+
+    /// Goes on until all has ended. False: the turn is over.
+    pub(crate) fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<bool, CoreError> {
+        loop {
+            if let Some(ending) = &mut self.ending {
+                if !ending.step(core, turn)? {
+                    return Ok(false);
+                }
+                self.ending = None;
+            }
+            if turn.is_over() {
+                return Ok(false);
+            }
+            turn.spend(1);
+            let Some((key, _)) = core.incomplete.oldest_of(self.client) else {
+                return Ok(true);
+            };
+            self.ending = EndIncomplete::new(core, key, LaterParts::BeginAnew);
+        }
+    }
+}
+
 /// Other engines' incomplete objects of an object that is complete now: their space returns, and what hangs under them
 /// hangs under the object. Those of another domain can never have the name, and end with all that hangs under them.
 #[derive(Debug)]

@@ -132,7 +132,7 @@ impl Core {
     ) -> Result<(CommitOutcome, Rest<'a>), CoreError> {
         let key = context.key(&item.id);
         let registration = self.client(context.client)?.registration.as_ref();
-        let replaced = registration.is_none_or(|r| r.replaced);
+        let replaced = registration.is_none_or(|r| r.is_replaced());
         let refuse = |outcome| (outcome, Rest::Give(GiveBack::new(context.client, extents)));
         let holder = self.index.reader().lookup(&item.id);
         let exists = holder.is_some_and(|view| view.domain == context.domain);

@@ -24,7 +24,7 @@ impl Core {
             what: "this client as a rank of the domain",
         };
         let registered = entry.registration.as_ref().filter(|r| r.domain == domain);
-        if registered.ok_or(unknown)?.replaced {
+        if registered.ok_or(unknown)?.is_replaced() {
             return Err(CoreError::NotRegistered {
                 what: "this client, since another one of its engine has the same rank of the domain now,",
             });

@@ -46,20 +46,9 @@ fn fill(rig: &mut Rig, peer: &Peer, prompt: u32, number: u16, kind: ObjectKind, 
             .collect();
         assert_eq!(extents.len(), count as usize);
         let items: Vec<StoreItem> = (0..count)
-            .map(|at| {
-                let (key, parent) = chain(prompt, first + at);
-                StoreItem {
-                    id: ObjectId { key, group: number },
-                    parent,
-                    skipped: false,
-                    part: 0,
-                    tokens: CHUNK,
-                    held_from: 0,
-                    bytes,
-                    checksum: 0,
-                    first_extent: at,
-                    extent_count: 1,
-                }
+            .map(|at| StoreItem {
+                first_extent: at,
+                ..chunk_item(prompt, first + at, number, bytes)
             })
             .collect();
         let answer = rig.commit(peer, &items, &extents).unwrap();
@@ -458,6 +447,74 @@ fn the_pins_of_a_client_end_in_turns() {
 }
 
 /// A pin of more objects than a client may name leaves nothing behind.
+/// A connection that was given up leaves long after its successor has begun to store, also in the midst of a commit.
+#[test]
+fn who_leaves_after_its_successor_takes_nothing_of_it_along() {
+    for turns in 1.. {
+        let mut rig = Rig::new(2048);
+        let mut old = member(&mut rig, 1, &[ObjectKind::Full]);
+        // What the old one was in the midst of when its connection ended.
+        let begun = rig.core.grant(old.id, 64 * FRAME_BYTES).unwrap();
+        let request = commit_of_frames(&rig, 2, &begun);
+        let mut half = Committing::new(old.id, &request);
+        half.step(&mut rig.core, &mut Turn::new()).unwrap();
+        drop(half);
+        let new = member(&mut rig, 1, &[ObjectKind::Full]);
+        let granted = rig.core.grant(new.id, 300 * FRAME_BYTES).unwrap();
+        let request = commit_of_frames(&rig, 1, &granted);
+        let mut after = 0;
+        let (taken, answer) = steps(&mut rig.core, Committing::new(new.id, &request), |core| {
+            after += 1;
+            if after == turns {
+                old.die();
+                assert!(core.client_gone(old.id).unwrap());
+            }
+        });
+        rig.audit();
+        let published = |outcome: &CommitOutcome| *outcome == CommitOutcome::Published;
+        assert!(
+            answer.outcomes.iter().all(published),
+            "after {turns} turns: {answer:?}"
+        );
+        if turns > taken.len() {
+            assert!(turns > 3, "a commit of several turns");
+            break;
+        }
+        assert_eq!(rig.core.status().partials, 0);
+    }
+}
+
+/// Every frame an object, each under the one before.
+fn commit_of_frames(rig: &Rig, prompt: u32, granted: &[Extent]) -> CommitRequest {
+    let frames = granted.iter().flat_map(|extent| extent.frames());
+    let extents: Vec<Extent> = frames.map(|frame| Extent::new(frame, 1)).collect();
+    let items = (0..extents.len() as u32).map(|at| chunk_item(prompt, at, 0, 64 * 4));
+    CommitRequest {
+        domain_seed: rig.seed,
+        items: items.collect(),
+        extents,
+        supersedes: Vec::new(),
+        grant_bytes: 0,
+    }
+}
+
+/// A chunk of a prompt in one run, which is the one of its number.
+fn chunk_item(prompt: u32, at: u32, group: u16, bytes: u64) -> StoreItem {
+    let (key, parent) = chain(prompt, at);
+    StoreItem {
+        id: ObjectId { key, group },
+        parent,
+        skipped: false,
+        part: 0,
+        tokens: CHUNK,
+        held_from: 0,
+        bytes,
+        checksum: 0,
+        first_extent: at,
+        extent_count: 1,
+    }
+}
+
 #[test]
 fn a_lookup_beyond_the_objects_that_one_client_may_name_holds_nothing() {
     let mut rig = Rig::new(2048);
