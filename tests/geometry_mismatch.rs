@@ -180,7 +180,7 @@ fn a_registration_with_other_group_sizes_is_refused_and_copies_nothing() {
         assert_eq!(reader.client.stats().loaded_bytes, 0);
     }
     let after = place.status();
-    for field in ["objects", "partials", "domains"] {
+    for field in ["objects", "incomplete", "domains"] {
         assert_eq!(after[field], before[field]);
     }
     assert_eq!(
@@ -231,7 +231,10 @@ fn pages_of_another_size_than_registered_are_refused_and_copy_nothing() {
         Err(ClientError::InvalidLayout { .. })
     ));
     let status = place.status();
-    assert_eq!((&status["objects"], &status["partials"]), (&json!(3), &json!(0)));
+    assert_eq!(
+        (&status["objects"], &status["incomplete"]),
+        (&json!(3), &json!(0))
+    );
     let reported = &status["clients"][1]["reported"];
     assert_eq!(
         (&reported["loads"], &reported["failed_loads"]),

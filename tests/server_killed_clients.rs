@@ -49,7 +49,7 @@ fn a_client_killed_between_grant_and_commit_a_hundred_times_leaves_nothing() {
     });
     assert_eq!(objects, 1, "no half-written object was ever visible");
     let status = server.status();
-    assert_eq!(status["partials"], 0);
+    assert_eq!(status["incomplete"], 0);
     let clients = status["clients"].as_array().unwrap();
     assert_eq!(
         clients.len(),

@@ -269,7 +269,7 @@ fn the_status_document_has_its_documented_shape() {
             "pool",
             "objects",
             "limbo",
-            "partials",
+            "incomplete",
             "domains",
             "counters",
             "reported",
@@ -306,7 +306,7 @@ fn the_status_document_has_its_documented_shape() {
             "evicted",
             "discarded",
             "dropped_stores",
-            "ended_partials",
+            "ended_incomplete",
             "shortened",
         ])
     );

@@ -197,13 +197,13 @@ fn many_incomplete_objects_take_no_more_memory_than_the_formula_says() {
             }
         },
     );
-    assert_eq!(clients[0].status()["partials"], EACH * ENGINES);
+    assert_eq!(clients[0].status()["incomplete"], EACH * ENGINES);
 }
 
 #[test]
 fn parts_that_are_missing_and_marks_of_what_ended_take_no_memory_of_their_own() {
     // The share of the pool of one rank of 1,024 is no more.
-    const PARTIALS: u64 = 4;
+    const INCOMPLETE: u64 = 4;
     let server = ServerProcess::with_args(&["--pool-size", "600MiB"]);
     server.wait_prefaulted();
     let mut client = attached(&server);
@@ -217,9 +217,9 @@ fn parts_that_are_missing_and_marks_of_what_ended_take_no_memory_of_their_own() 
     growth(
         &server,
         "parts of objects of 1,024",
-        PARTIALS * (OBJECT + PART) + SLACK / 4,
+        INCOMPLETE * (OBJECT + PART) + SLACK / 4,
         || {
-            let outcomes = commit(&mut client, 100..100 + PARTIALS, |_, item| item.bytes = bytes);
+            let outcomes = commit(&mut client, 100..100 + INCOMPLETE, |_, item| item.bytes = bytes);
             assert!(
                 outcomes
                     .iter()
@@ -227,7 +227,7 @@ fn parts_that_are_missing_and_marks_of_what_ended_take_no_memory_of_their_own() 
             );
         },
     );
-    assert_eq!(client.status()["partials"], PARTIALS);
+    assert_eq!(client.status()["incomplete"], INCOMPLETE);
     growth(
         &server,
         "marks of what was skipped",

@@ -150,7 +150,7 @@ fn what_was_begun_ends_with_its_client() {
         eventually("what the dead client held to come back", || {
             let status = server.status();
             assert_balanced(&status);
-            status["pool"]["granted"] == before["pool"]["granted"] && status["partials"] == 0
+            status["pool"]["granted"] == before["pool"]["granted"] && status["incomplete"] == 0
         });
     }
 }

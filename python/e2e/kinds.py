@@ -61,7 +61,7 @@ def check_at_rest(engine: process.Engine, server: process.Server, free_blocks: i
     status = server.status()
     pool = status["pool"]
     assert (pool["pinned"], {client["pins"] + client["pin_words"] for client in status["clients"]}) == (0, {0})
-    assert (status["partials"], status["limbo"], pool["quarantined"]) == (0, 0, 0)
+    assert (status["incomplete"], status["limbo"], pool["quarantined"]) == (0, 0, 0)
     assert pool["free"] + pool["used"] + pool["granted"] == pool["total"]
     held = engine.step_order("client_stats")
     assert held["requests"] == 0

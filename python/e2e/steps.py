@@ -308,7 +308,7 @@ def arm_store_fault(rank: int, witness: str, during: bool) -> None:
 
     def die_when_the_others_have_stored(client: Any) -> None:
         deadline = time.monotonic() + FAULT_S
-        while not json.loads(status := client.status_json())["partials"] and time.monotonic() < deadline:
+        while not json.loads(status := client.status_json())["incomplete"] and time.monotonic() < deadline:
             time.sleep(0.01)
         with open(witness, "w", encoding="utf-8") as file:
             file.write(status)

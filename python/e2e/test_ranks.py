@@ -51,7 +51,7 @@ def check_books(server: process.Server, limbo: int = 0) -> dict[str, Any]:
     pool = status["pool"]
     assert pool["granted"] == granted
     assert pool["free"] + pool["used"] + pool["granted"] + pool["quarantined"] == pool["total"]
-    assert (status["partials"], status["limbo"], pool["quarantined"], pool["pinned"]) == (0, limbo, 0, 0)
+    assert (status["incomplete"], status["limbo"], pool["quarantined"], pool["pinned"]) == (0, limbo, 0, 0)
     return status
 
 
@@ -237,7 +237,7 @@ def test_a_rank_that_dies_leaves_no_half_record(bench: Bench, during: bool) -> N
         once(engine, tokens)  # an engine that loses a worker ends
     engine.kill()
     if not during:
-        assert json.loads(witness.read_text())["partials"] > 0, "no part of the other rank was there yet"
+        assert json.loads(witness.read_text())["incomplete"] > 0, "no part of the other rank was there yet"
 
     deadline = time.monotonic() + SETTLE_S
     while (status := server.status())["clients"] and time.monotonic() < deadline:
@@ -245,7 +245,7 @@ def test_a_rank_that_dies_leaves_no_half_record(bench: Bench, during: bool) -> N
     status = check_books(server)
     assert status["clients"] == []
     if not during:
-        assert (status["objects"], status["counters"]["ended_partials"] > 0) == (0, True)
+        assert (status["objects"], status["counters"]["ended_incomplete"] > 0) == (0, True)
 
     # What the dead engine left is no obstacle to the next one.
     engine = bench.engine(model, server, settings=TWO)

@@ -50,7 +50,7 @@ def assert_nothing_held(server: Server, limbo: int = 0) -> dict[str, Any]:
     # The document is written client by client, and a client may give space back in between.
     eventually("what is granted", agree)
     found = status(server)
-    assert (found["partials"], found["limbo"]) == (0, limbo)
+    assert (found["incomplete"], found["limbo"]) == (0, limbo)
     pool = found["pool"]
     assert pool["free"] + pool["used"] + pool["granted"] + pool["quarantined"] == pool["total"]
     return found

@@ -193,13 +193,13 @@ def test_block_ids_out_of_range_store_nothing_and_no_rank_leaves_half_a_record(
     engine.step({"r": (request, 64)})
     recover(engine)
     found = status(server)
-    assert (found["objects"], found["partials"]) == (0, 0)
+    assert (found["objects"], found["incomplete"]) == (0, 0)
     assert spared.take("outside") == len(misled)
     dropped = {rank: kinds * (rank in misled) for rank in range(ranks)}
     assert of_ranks(server, "dropped_stores") == dropped
     assert of_ranks(server, "stores") == {rank: kinds - lost for rank, lost in dropped.items()}
     # A part that was there already goes with the record; one that comes when it is known to be in vain is not kept.
-    assert found["counters"]["ended_partials"] == (kinds if misled == [1] else 0)
+    assert found["counters"]["ended_incomplete"] == (kinds if misled == [1] else 0)
 
     for end in ENDS[1:]:
         engine.step({"r": (request, end)})
@@ -239,7 +239,7 @@ def test_a_bad_block_id_where_ranks_hold_different_parts_leaves_no_half_record(
     else:
         lost = 1  # the state; all parts of attention had come
     found = status(server)
-    assert (found["objects"], found["partials"]) == (2 - lost, 0)
+    assert (found["objects"], found["incomplete"]) == (2 - lost, 0)
     assert spared.take("outside") == (lost > 0)
     for end in ENDS[1:]:
         engine.step({"r": (request, end)})

@@ -172,7 +172,7 @@ def test_a_rank_with_another_shape_keeps_the_cache_off(server: Server, engines: 
     assert engine.ask(again) == (0, False)
     engine.finish(again)
     found = assert_nothing_held(server)
-    assert (found["objects"], found["partials"], found["counters"]["lookups"]) == (0, 0, 0)
+    assert (found["objects"], found["incomplete"], found["counters"]["lookups"]) == (0, 0, 0)
     assert found["reported"]["lookups"] == 0
 
 

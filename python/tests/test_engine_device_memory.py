@@ -159,5 +159,5 @@ def test_device_memory_is_refused_at_the_start_and_the_cache_stays_off(
     assert engine.changed(memory) == {}
     engine.finish(wrong)
     after = assert_nothing_held(server)
-    assert (after["objects"], after["partials"], after["domains"]) == (before["objects"], 0, before["domains"])
+    assert (after["objects"], after["incomplete"], after["domains"]) == (before["objects"], 0, before["domains"])
     assert counts(server)["stores"] == stored and counts(server)["loads"] == 0

@@ -77,7 +77,7 @@ def check(server: Server, start: Start, model: str, ranks: int, before: dict[str
     after = counts(server)
     assert after["stores"] - before["stores"] == stored * ranks
     assert after["dropped_stores"] == 0
-    assert status(server)["partials"] == 0
+    assert status(server)["incomplete"] == 0
     assert ends_served(start(MODELS[model], "after", ranks=ranks)) == list(range(64, TOKENS + 1, 64))
     assert_nothing_held(server)
 

@@ -42,9 +42,9 @@ def test_a_killed_rank_leaves_no_half_record(
     survivor.begin(metadata, writes, set())
     survivor.end()
     if not killed_first:
-        assert status(server)["partials"] == kinds
+        assert status(server)["incomplete"] == kinds
         dying.kill()
-        eventually("the end of the partials", lambda: status(server)["partials"] == 0)
+        eventually("the end of the incomplete objects", lambda: status(server)["incomplete"] == 0)
     with pytest.raises(RankGone):
         dying.begin(metadata, writes, set())
         dying.end()
@@ -52,7 +52,7 @@ def test_a_killed_rank_leaves_no_half_record(
     assert hits(reader, 1) == [64] * 4
     engine.finish(request)
     engine.close()
-    eventually("the end of the partials", lambda: status(server)["partials"] == 0)
+    eventually("the end of the incomplete objects", lambda: status(server)["incomplete"] == 0)
     assert assert_nothing_held(server)["objects"] == kinds
 
     # Another engine stores what is missing, and nothing else.

@@ -68,7 +68,7 @@ class Place:
         """Nothing on any server, and nothing was dropped or given up on the way."""
         for server in self.servers:
             counters = assert_nothing_held(server)["counters"]
-            assert counters["dropped_stores"] == counters["ended_partials"] == 0
+            assert counters["dropped_stores"] == counters["ended_incomplete"] == 0
 
 
 # Servers, and ranks in all.

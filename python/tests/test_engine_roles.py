@@ -65,7 +65,7 @@ def test_a_consumer_loads_and_never_stores(server: Server, engines: Start, model
     assert consumer.ask(Request("once more", TOKENS, prompt=2))[0] == 0, "nobody has stored it"
     consumer.step()
     found = assert_nothing_held(server)
-    assert (found["objects"], found["partials"]) == (STORED[model], 0)
+    assert (found["objects"], found["incomplete"]) == (STORED[model], 0)
     workers = [row for row in found["clients"] if row["kind"] == "worker"]
     loaded = [row for row in workers if row["reported"]["loads"]]
     assert len(workers) == 2 * ranks and len(loaded) == ranks

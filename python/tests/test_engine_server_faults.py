@@ -92,7 +92,7 @@ def test_a_rank_that_dies_leaves_the_other_server_with_more_and_no_half_record(
     engine.finish(request)
     engine.close()
     for server in servers:
-        eventually("the end of the partials", lambda: status(server)["partials"] == 0)
+        eventually("the end of the incomplete objects", lambda: status(server)["incomplete"] == 0)
         assert_nothing_held(server)
     # Bytes that others hold too are all there; a state is each rank's own.
     missed = 0 if shape == "pairs with heads in common" and victim == -1 and model not in STATEFUL else 1

@@ -53,7 +53,7 @@ def test_ranks_restore_what_they_computed(
     if last_first:
         writer.ranks.reverse()
     writer.prefill(Request("w", TOKENS), steps=range(64, TOKENS + 1, 64))
-    assert status(server)["partials"] == 0 and counts(server)["stores"] > 0 == writer.orphaned
+    assert status(server)["incomplete"] == 0 and counts(server)["stores"] > 0 == writer.orphaned
 
     reader, request = engines(MODELS[model], "reader", shape=SHAPES[shape]), Request("r", TOKENS + 1)
     assert reader.ask(request) == (TOKENS, True)
@@ -125,7 +125,7 @@ def test_bytes_in_common_are_stored_once_beside_states_of_each_rank(
     for rank in range(writer.shape.ranks):
         own = (8, 4 * (attention + state)) if rank in lowest else (4, 4 * state)
         assert (stored[rank]["stores"], stored[rank]["stored_bytes"]) == own, rank
-    assert (status(server)["objects"], status(server)["partials"]) == (8, 0)
+    assert (status(server)["objects"], status(server)["incomplete"]) == (8, 0)
 
     reader, request = engines(LATENT_HYBRID_SPECS, "reader", shape=writer.shape), Request("r", 2 * 64 + 1)
     assert reader.ask(request) == (128, True)
@@ -186,11 +186,11 @@ def test_a_rank_killed_while_it_stores_leaves_no_half_object(
     assert writer.ranks == [survivor]
     if not sent:
         writer.run(metadata, scheduled)
-        assert status(server)["partials"] == 1
+        assert status(server)["incomplete"] == 1
     ours.send((metadata, request.prompt, writer.tables["w"]))
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
-    eventually("the half object", lambda: status(server)["partials"] == 0)
+    eventually("the half object", lambda: status(server)["incomplete"] == 0)
     # Attention is whole once rank 0 has stored it; a state of one rank is not.
     whole = int(sent if victim == 0 else not sent)
     found = assert_nothing_held(server)

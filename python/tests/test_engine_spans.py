@@ -68,7 +68,7 @@ def test_each_span_restores_its_own_bytes_at_every_boundary(
     # Two chunks and a tail, in steps that end on every boundary.
     tokens = 2 * chunk + unit
     writer.prefill(Request("w", tokens + 5), steps=[*range(unit, tokens + 1, unit), tokens + 5])
-    assert status(server)["partials"] == 0 < status(server)["objects"]
+    assert status(server)["incomplete"] == 0 < status(server)["objects"]
 
     for end in (chunk, 2 * chunk, tokens):
         _, reader = start(model, where, f"to {end}")

@@ -59,7 +59,7 @@ def test_every_process_gets_back_its_own_bytes(server: Server, start: Start, sha
     writer = start(MODELS[model], "writer", shape=SHAPES[shape])
     writer.prefill(Request("w", TOKENS), steps=ENDS)
     stored = status(server)
-    assert stored["partials"] == 0 < stored["objects"]
+    assert stored["incomplete"] == 0 < stored["objects"]
 
     reader = start(MODELS[model], "reader", shape=SHAPES[shape])
     assert len({rank.pid for engine in (writer, reader) for rank in engine.ranks}) == 4
@@ -93,7 +93,7 @@ def test_a_rank_killed_before_its_part_is_stored_leaves_no_half_record(
     survivor.begin(metadata, wanted, set())
     survivor.end()
     half = status(server)
-    assert half["objects"] == before["objects"] and half["partials"] == len(MODELS[model])
+    assert half["objects"] == before["objects"] and half["incomplete"] == len(MODELS[model])
     assert engine.ask(asked := Request("while", TOKENS)) == (0, False)
     engine.finish(asked)
 
@@ -101,7 +101,7 @@ def test_a_rank_killed_before_its_part_is_stored_leaves_no_half_record(
     with pytest.raises(RankGone):
         victim_rank.begin(metadata, wanted, set())
         victim_rank.end()
-    eventually("the end of the partials", lambda: status(server)["partials"] == 0)
+    eventually("the end of the incomplete objects", lambda: status(server)["incomplete"] == 0)
     assert engine.ask(asked := Request("after", TOKENS)) == (0, False)
     engine.finish(asked)
     engine.finish(request)
@@ -110,7 +110,7 @@ def test_a_rank_killed_before_its_part_is_stored_leaves_no_half_record(
     after = assert_idle(server)
     assert after["objects"] == before["objects"]
     assert {name: after["pool"][name] for name in COUNTED} == {name: before["pool"][name] for name in COUNTED}
-    assert after["counters"]["ended_partials"] == len(MODELS[model])
+    assert after["counters"]["ended_incomplete"] == len(MODELS[model])
 
     # A new engine stores the whole of it, and what was there before is there still.
     anew = engines(MODELS[model], "anew", shape=SHAPES[shape])

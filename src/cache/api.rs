@@ -157,7 +157,7 @@ pub struct Counters {
     /// Items that found no place in the index, and grants for waiting stores that found no space at all.
     pub dropped_stores: u64,
     /// Incomplete objects that ended without becoming an object.
-    pub ended_partials: u64,
+    pub ended_incomplete: u64,
     /// Lookups and retrieves that promised less than was there: the client's pins may not keep more.
     pub shortened: u64,
 }
@@ -210,7 +210,7 @@ pub struct CoreStatus {
     /// Objects that are out of the index but kept for a reader.
     pub limbo: u64,
     /// Objects some of whose parts are missing.
-    pub partials: u64,
+    pub incomplete: u64,
     /// Domains known.
     pub domains: u64,
     /// Counters.

@@ -68,7 +68,7 @@ impl Core {
         same(
             "frames of granted space",
             clients.map(|c| c.granted.frames()).sum(),
-            totals.credit,
+            totals.granted,
         )?;
         let extents = self.incomplete.iter().map(|(_, p)| count_frames(&p.extents()));
         let wasted = self.waste.iter().map(|waste| waste.held(self));
@@ -77,7 +77,7 @@ impl Core {
         same(
             "frames of incomplete objects",
             extents.sum::<u64>() + wasted,
-            totals.partial,
+            totals.incomplete,
         )?;
         for client in self.clients.iter().flatten() {
             let counted = self.incomplete.frames_of(client.id);
@@ -98,14 +98,17 @@ impl Core {
             undecided as u64,
         )?;
         let incomplete = self.incomplete.len() + self.waste.len();
-        same("incomplete objects", incomplete as u64, totals.partial_records)?;
+        same("incomplete objects", incomplete as u64, totals.incomplete_records)?;
         same("slots of the index", self.index.used_slots(), totals.live_records)?;
         let c = &self.counters;
         same("requested units", c.requested, c.hit + c.miss)?;
         let pinned = self.tree.iter().filter(|(_, r)| r.pins > 0);
         let pinned = pinned.map(|(_, r)| u64::from(r.frames)).sum();
         same("pinned frames", self.tree.pinned_frames(), pinned)?;
-        let objects = self.tree.iter().filter(|(_, r)| r.state != RecordState::Partial);
+        let objects = self
+            .tree
+            .iter()
+            .filter(|(_, r)| r.state != RecordState::Incomplete);
         let mut blocks = wasted_blocks;
         blocks += self
             .incomplete
@@ -155,11 +158,11 @@ impl Core {
             let fits = match state {
                 RecordState::Live => above == RecordState::Live,
                 RecordState::Limbo => matches!(above, RecordState::Live | RecordState::Limbo),
-                _ => matches!(above, RecordState::Live | RecordState::Partial),
+                _ => matches!(above, RecordState::Live | RecordState::Incomplete),
             };
             same("a record under another", 1, fits.into())?;
         }
-        if state == RecordState::Partial {
+        if state == RecordState::Incomplete {
             return Ok(());
         }
         let incarnation = directory.shared_words(number)?[0];

@@ -37,7 +37,7 @@ mod work;
 
 pub use self::core::Core;
 pub use answer::lookup::Looking;
-pub use answer::release::{EndingSession, Releasing};
+pub use answer::release::{Releasing, ReleasingLabel};
 pub use answer::retrieve::Retrieving;
 pub use api::*;
 pub use books::index::Index;

@@ -195,7 +195,7 @@ impl Reporting {
             pool,
             objects: core.tree.live(),
             limbo: core.tree.limbo(),
-            partials: core.incomplete.len() as u64,
+            incomplete: core.incomplete.len() as u64,
             domains: core.registry.len() as u64,
             counters,
             clients,

@@ -334,10 +334,10 @@ fn table(status: &Value) -> String {
     line(
         "objects",
         format!(
-            "{} in {} domains, {} partial; {} stored, {} evicted, {} stores dropped",
+            "{} in {} domains, {} incomplete; {} stored, {} evicted, {} stores dropped",
             show(&status["objects"]),
             show(&status["domains"]),
-            show(&status["partials"]),
+            show(&status["incomplete"]),
             show(&counters["stored"]),
             show(&counters["evicted"]),
             show(&counters["dropped_stores"])

@@ -112,7 +112,7 @@ impl PinWords {
     }
 
     /// Takes all pins of a label back.
-    pub fn end_session(&mut self, label: u64) {
+    pub fn release_label(&mut self, label: u64) {
         let of_session = self.held.iter().filter(|(_, held)| held.label == label);
         let ended: Vec<u64> = of_session.map(|(pin, _)| *pin).collect();
         ended.into_iter().for_each(|pin| self.release(pin));

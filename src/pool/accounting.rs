@@ -9,7 +9,7 @@ pub enum Class {
     Free,
     /// An object that is visible, or kept for a reader.
     Used,
-    /// A client's credit, or a part of an object that is not complete.
+    /// Granted to a client, or a part of an object that is not complete.
     Granted,
     /// Held for a client of an earlier boot.
     Quarantined,

@@ -91,7 +91,7 @@ pub enum RecordState {
     /// An object that is out of the index and keeps its frames for a reader.
     Limbo = 2,
     /// An object some of whose parts are missing.
-    Partial = 3,
+    Incomplete = 3,
 }
 
 /// Frames by owner, as the directory has them.
@@ -99,10 +99,10 @@ pub enum RecordState {
 pub struct DirectoryTotals {
     /// Owned by nobody.
     pub free: u64,
-    /// Credit.
-    pub credit: u64,
-    /// Parts of partials.
-    pub partial: u64,
+    /// Granted to clients.
+    pub granted: u64,
+    /// Parts of incomplete objects.
+    pub incomplete: u64,
     /// Live and limbo objects.
     pub used: u64,
     /// Quarantined.
@@ -111,8 +111,8 @@ pub struct DirectoryTotals {
     pub live_records: u64,
     /// Records in limbo.
     pub limbo_records: u64,
-    /// Partials.
-    pub partial_records: u64,
+    /// Records of incomplete objects.
+    pub incomplete_records: u64,
 }
 
 /// The region and its fixed offsets.
@@ -258,7 +258,7 @@ impl Directory {
             0 => Ok(RecordState::Free),
             1 => Ok(RecordState::Live),
             2 => Ok(RecordState::Limbo),
-            3 => Ok(RecordState::Partial),
+            3 => Ok(RecordState::Incomplete),
             word => Err(PoolError::Broken {
                 what: "a record has a state that does not exist",
                 a: record.into(),
@@ -304,7 +304,7 @@ impl Directory {
         for record in 0..self.frames {
             match self.state(record)? {
                 RecordState::Free => {}
-                RecordState::Partial => totals.partial_records += 1,
+                RecordState::Incomplete => totals.incomplete_records += 1,
                 state => {
                     held_by_objects += self.audit_object(record)?;
                     match state {
@@ -317,10 +317,10 @@ impl Directory {
         for frame in 0..self.frames {
             match self.owner(frame)? {
                 Owner::Free => totals.free += 1,
-                Owner::Granted { .. } => totals.credit += 1,
+                Owner::Granted { .. } => totals.granted += 1,
                 Owner::Quarantined { .. } => totals.quarantined += 1,
                 Owner::Record(record) if record < self.frames => match self.state(record)? {
-                    RecordState::Partial => totals.partial += 1,
+                    RecordState::Incomplete => totals.incomplete += 1,
                     RecordState::Live | RecordState::Limbo => totals.used += 1,
                     RecordState::Free => {
                         return Err(broken("a frame is held by a free record", frame, record));
@@ -435,7 +435,7 @@ mod tests {
         directory.set_owner(&[Extent::new(10, 5)], Owner::Granted { slab: 1, counter: 1 });
         let totals = directory.audit().unwrap();
         assert_eq!(
-            (totals.free, totals.credit, totals.used, totals.live_records),
+            (totals.free, totals.granted, totals.used, totals.live_records),
             (25, 5, 2, 1)
         );
     }

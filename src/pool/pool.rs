@@ -172,8 +172,8 @@ impl Pool {
         Ok(Some(extent))
     }
 
-    /// Frames of an incomplete object, of what is none any more, or of credit, become free. Nobody may be writing them any more. What cannot become free
-    /// is quarantined, so that no frame is lost from the books.
+    /// Frames of an incomplete object, of what is none any more, or granted ones become free. Nobody may be writing them
+    /// any more. What cannot become free is quarantined, so that no frame is lost from the books.
     ///
     /// # Errors
     /// [`PoolError::DoubleFree`] when some frames were free already. All others have been taken care of.
@@ -187,7 +187,7 @@ impl Pool {
     }
 
     /// Granted frames now hold bytes of a record that is still incomplete.
-    pub fn hold_for_partial(&self, record: u32, extents: &[Extent]) {
+    pub fn hold_for_incomplete(&self, record: u32, extents: &[Extent]) {
         self.directory.set_owner(extents, Owner::Record(record));
     }
 
@@ -254,7 +254,11 @@ impl Pool {
         let pairs = [
             ("free frames", Class::Free, totals.free),
             ("used frames", Class::Used, totals.used),
-            ("granted frames", Class::Granted, totals.credit + totals.partial),
+            (
+                "granted frames",
+                Class::Granted,
+                totals.granted + totals.incomplete,
+            ),
             ("quarantined frames", Class::Quarantined, totals.quarantined),
         ];
         for (what, class, found) in pairs {

@@ -12,8 +12,8 @@ use super::state::Server;
 use super::status;
 use super::work::work;
 use crate::cache::{
-    Abort, Clear, ClientId, ClientInfo, Committing, Core, Discard, EndingSession, Grant, Looking, Register,
-    Registration, Releasing, Retrieving, Unregister,
+    Abort, Clear, ClientId, ClientInfo, Committing, Core, Discard, Grant, Looking, Register, Registration,
+    Releasing, ReleasingLabel, Retrieving, Unregister,
 };
 use crate::control::region::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
@@ -222,7 +222,7 @@ async fn handle(
         }
         Request::ReleaseLabel { label } => {
             let client = client_of(server, session)?;
-            ack(work(server, EndingSession::new(client, label), turn).await)
+            ack(work(server, ReleasingLabel::new(client, label), turn).await)
         }
         Request::Grant(request) => {
             require_bound(server, session)?;

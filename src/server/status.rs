@@ -108,7 +108,7 @@ fn head(server: &Server, status: &CoreStatus) -> Value {
         },
         "objects": status.objects,
         "limbo": status.limbo,
-        "partials": status.partials,
+        "incomplete": status.incomplete,
         "domains": status.domains,
         "counters": counters(status),
         "reported": reported(&status.reported),
@@ -161,7 +161,7 @@ fn counters(status: &CoreStatus) -> Value {
         "stored_bytes": counters.stored_bytes,
         "evicted": counters.evicted_objects,
         "dropped_stores": counters.dropped_stores,
-        "ended_partials": counters.ended_partials,
+        "ended_incomplete": counters.ended_incomplete,
         "discarded": counters.discarded_objects,
         "shortened": counters.shortened,
     })

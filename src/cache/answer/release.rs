@@ -53,8 +53,8 @@ impl Core {
     ///
     /// # Errors
     /// [`CoreError::UnknownClient`].
-    pub fn end_session(&mut self, client: ClientId, label: u64) -> Result<(), CoreError> {
-        finish(self, EndingSession::new(client, label))
+    pub fn release_label(&mut self, client: ClientId, label: u64) -> Result<(), CoreError> {
+        finish(self, ReleasingLabel::new(client, label))
     }
 
     /// Drops pins of a client, until there are none or the turn is over. Whether there are none.
@@ -125,21 +125,21 @@ impl Work for Releasing<'_> {
     }
 }
 
-/// Drops the pins of a session: see [`Core::end_session`].
+/// Drops the pins of a session: see [`Core::release_label`].
 #[derive(Debug)]
-pub struct EndingSession {
+pub struct ReleasingLabel {
     client: ClientId,
     label: u64,
 }
 
-impl EndingSession {
+impl ReleasingLabel {
     /// Of all pins of a client that have this label.
     pub fn new(client: ClientId, label: u64) -> Self {
         Self { client, label }
     }
 }
 
-impl Work for EndingSession {
+impl Work for ReleasingLabel {
     type Answer = ();
 
     fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<()>, CoreError> {

@@ -169,7 +169,7 @@ impl Tree {
     ) -> Option<u32> {
         let record = self.numbers.take()?;
         *self.get_mut(record) = Record {
-            state: RecordState::Partial,
+            state: RecordState::Incomplete,
             domain,
             bit,
             is_companion,
@@ -256,14 +256,14 @@ impl Tree {
         self.limbo -= 1;
         self.let_go.remove(&record);
         self.attach(record, None);
-        self.get_mut(record).state = RecordState::Partial;
+        self.get_mut(record).state = RecordState::Incomplete;
     }
 
     /// The number is free again. A live record goes through [`Tree::enter_limbo`] and [`Tree::waste`] first.
     pub(crate) fn close(&mut self, record: u32) {
         debug_assert!(self.get(record).first_child == NONE);
         self.attach(record, None);
-        debug_assert!(self.get(record).state == RecordState::Partial);
+        debug_assert!(self.get(record).state == RecordState::Incomplete);
         self.leave_park(record);
         self.trunks.cut(record);
         *self.get_mut(record) = UNUSED;

@@ -106,7 +106,7 @@ impl Core {
         turn.spend(FREE_STEPS);
         let body = self.pool.directory.walk(record)?;
         let frames = self.tree.get(record).frames;
-        self.pool.directory.set_state(record, RecordState::Partial);
+        self.pool.directory.set_state(record, RecordState::Incomplete);
         self.pool.hold_for_waste(frames.into())?;
         self.tree.waste(record);
         self.waste.push_back(Waste::of_object(record, body));

@@ -132,7 +132,7 @@ impl Tree {
                     self.at = (child, core.pool.directory.shared_words(child)?[WORD_META]);
                     self.child = core.tree.first_child(child);
                 }
-                RecordState::Partial => {
+                RecordState::Incomplete => {
                     let incomplete = core.incomplete.of_record(child);
                     let ending =
                         incomplete.and_then(|(key, _)| EndIncomplete::new(core, key, LaterParts::Refused));

@@ -243,7 +243,7 @@ impl Core {
             return;
         };
         self.tree.attach(incomplete.record, None);
-        self.counters.ended_partials += 1;
+        self.counters.ended_incomplete += 1;
         if later != LaterParts::BeginAnew {
             let mut seen = incomplete.seen();
             if let (LaterParts::RefusedAndSkipped(part), true) = (later, root) {

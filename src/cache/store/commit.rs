@@ -192,7 +192,7 @@ impl Core {
         }
         turn.spend(steps);
         self.take_granted(context.client, extents)?;
-        self.pool.hold_for_partial(record, extents);
+        self.pool.hold_for_incomplete(record, extents);
         part.extents.extend_from_slice(extents);
         let complete = self
             .incomplete
@@ -288,7 +288,7 @@ impl Core {
         let words = RecordWords::encode(&item.id, range, 0, &[], &[]);
         let parent = parent.map(|p| self.parent_words(p)).transpose()?;
         self.pool.directory.write_record(record, &words.shared, parent)?;
-        self.pool.directory.set_state(record, RecordState::Partial);
+        self.pool.directory.set_state(record, RecordState::Incomplete);
         let opened = (context.client, context.commits);
         let key = context.key(&item.id);
         self.incomplete.open(key, record, item.tokens, parts, opened);

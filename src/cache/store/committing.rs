@@ -42,7 +42,7 @@ enum Stage<'a> {
     /// Ends what nobody will complete.
     Abandoned,
     /// Grants space for what comes next.
-    Credit(Box<Granting<'a>>),
+    Grant(Box<Granting<'a>>),
 }
 
 /// [`Core::commit`] in turns.
@@ -276,7 +276,7 @@ impl<'a> Committing<'a> {
             };
             let spared = (missing > core.pool.grantable()).then_some(Spared::Items(&self.request.items));
             let granting = Granting::new(self.client, missing, need, spared);
-            self.stage = Stage::Credit(Box::new(granting));
+            self.stage = Stage::Grant(Box::new(granting));
             return Ok(true);
         };
         let done = ending.step(core, turn)?;
@@ -320,7 +320,7 @@ impl Work for Committing<'_> {
                 Stage::Abandoned => {
                     self.end_abandoned(core, turn)?;
                 }
-                Stage::Credit(granting) => {
+                Stage::Grant(granting) => {
                     let Some(granted) = granting.step(core, turn)? else {
                         return Ok(Progress::More);
                     };

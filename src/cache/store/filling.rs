@@ -82,7 +82,7 @@ impl<'a> Filling<'a> {
                 return Ok(Filled::Gone(rest));
             }
             core.take_granted(self.client, &[run])?;
-            core.pool.hold_for_partial(record, &[run]);
+            core.pool.hold_for_incomplete(record, &[run]);
             self.taken += count;
             if self.taken == first.count {
                 (self.left, self.taken) = (rest, 0);

@@ -43,7 +43,7 @@ fn skip(rig: &mut Rig, seed: u8, peer: &Peer, part: u16, chunk: u32) -> CommitOu
 }
 
 fn incomplete_objects(rig: &Rig) -> u64 {
-    rig.core.status().partials
+    rig.core.status().incomplete
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn apply(rig: &mut Rig, peers: &mut [(Peer, u8)], op: &Hostile) {
             let _ = rig
                 .core
                 .retrieve(id, &parts(seed(peers, *peer, *other), 1, *part, &ids));
-            rig.core.end_session(id, 1).unwrap();
+            rig.core.release_label(id, 1).unwrap();
         }
         Hostile::Discard { peer, other, ids } => {
             let reader = rig.core.index.reader();

@@ -80,7 +80,7 @@ fn a_full_pinned_pool_drops_stores_and_still_answers() {
     assert_eq!(rig.try_put(&engine, id, parent, CHUNK, 0, 4 * UNIT), None);
     assert_eq!(rig.core.status().counters.dropped_stores, 1);
     assert_eq!(rig.lookup(&engine, 1, 4, &[]).hit_tokens, 256);
-    rig.core.end_session(engine.id, 1).unwrap();
+    rig.core.release_label(engine.id, 1).unwrap();
     assert!(rig.core.release(engine.id, &[held.pin]).is_err());
     assert_eq!(
         rig.try_put(&engine, id, parent, CHUNK, 0, 4 * UNIT),
@@ -185,7 +185,7 @@ fn a_superseded_tail_leaves_its_state_behind() {
     rig.put(&engine, key(1, 1, CHUNK), 0, parent, CHUNK);
     let tails = [tail(1, 1, 32)];
     assert_eq!(rig.lookup(&engine, 1, 2, &tails).hit_tokens, 96);
-    rig.core.end_session(engine.id, 1).unwrap();
+    rig.core.release_label(engine.id, 1).unwrap();
     let record = rig.record(tail_key, 0).unwrap();
     assert!(!rig.core.tree.may_go(record), "a state hangs under it");
     let seed = rig.seed;
@@ -365,7 +365,7 @@ fn space_for_stores_to_come_does_not_end_an_incomplete_object_that_may_be_comple
     };
     let answer = rig.core.commit(rank.id, &request).unwrap();
     assert_eq!((answer.outcomes, answer.granted), (vec![PartAccepted], vec![]));
-    assert_eq!(rig.core.status().partials, 1);
+    assert_eq!(rig.core.status().incomplete, 1);
     rig.audit();
     rig.release(&engine, held.pin);
 }

@@ -55,18 +55,18 @@ fn a_group_that_was_evicted_shortens_the_hit() {
         }
     }
     assert_eq!(rig.lookup(&engine, 1, 3, &[]).hit_tokens, 192);
-    rig.core.end_session(engine.id, 1).unwrap();
+    rig.core.release_label(engine.id, 1).unwrap();
     let window = rig.record(key(1, 2, CHUNK), 1).unwrap();
     let full = rig.record(key(1, 2, CHUNK), 0).unwrap();
     assert!(!rig.core.tree.may_go(full), "window and state hang under it");
     rig.core.evict_one(window).unwrap();
     assert_eq!(rig.lookup(&engine, 1, 3, &[]).hit_tokens, 128);
-    rig.core.end_session(engine.id, 1).unwrap();
+    rig.core.release_label(engine.id, 1).unwrap();
     rig.audit();
     // Stored again, it is a hit again.
     put(&mut rig, &engine, 1, 2, 1);
     assert_eq!(rig.lookup(&engine, 1, 3, &[]).hit_tokens, 192);
-    rig.core.end_session(engine.id, 1).unwrap();
+    rig.core.release_label(engine.id, 1).unwrap();
     assert_eq!(rig.core.clear().unwrap(), 9);
     rig.audit();
 }
@@ -119,7 +119,7 @@ fn a_model_without_full_attention_has_roots_only() {
     let answer = rig.lookup(&engine, 1, 6, &[]);
     assert_eq!(answer.hit_tokens, 320);
     assert_eq!(names(&answer), [(1, 4), (2, 4)]);
-    rig.core.end_session(engine.id, 1).unwrap();
+    rig.core.release_label(engine.id, 1).unwrap();
     assert_eq!(rig.core.clear().unwrap(), 4);
     rig.audit();
 }

@@ -61,7 +61,7 @@ fn visible_with_the_last_part_and_counted_as_granted_until_then() {
     assert_eq!(put(&mut rig, &r, 0, 0), PartAccepted);
     assert_eq!(put(&mut rig, &r, 0, 1), PartAccepted);
     let status = rig.core.status();
-    assert_eq!((status.objects, status.partials), (0, 2));
+    assert_eq!((status.objects, status.incomplete), (0, 2));
     assert_eq!(status.pool.granted, 8 * FRAME_BYTES);
     assert_eq!(status.clients[0].granted, 8 * FRAME_BYTES);
     assert_eq!(rig.lookup(&r[0], 1, 2, &[]).hit_tokens, 0);
@@ -111,7 +111,7 @@ fn a_skip_ends_it_whichever_rank_comes_first() {
     assert_eq!(skip(&mut rig, &r, 1, 0), Skipped);
     let status = rig.core.status();
     assert_eq!(
-        (status.partials, status.pool.granted),
+        (status.incomplete, status.pool.granted),
         (0, 0),
         "and what hung under it"
     );
@@ -151,7 +151,7 @@ fn space_given_back_ends_no_incomplete_object_and_the_skip_that_follows_does() {
     for rank in &r {
         assert!(rig.core.abort(rank.id, &extents).is_err());
     }
-    assert_eq!((rig.core.status().pool, rig.core.status().partials), (half, 1));
+    assert_eq!((rig.core.status().pool, rig.core.status().incomplete), (half, 1));
     for rank in &r {
         assert_eq!(rig.lookup(rank, 1, 1, &[]).hit_tokens, 0);
     }
@@ -159,9 +159,9 @@ fn space_given_back_ends_no_incomplete_object_and_the_skip_that_follows_does() {
 
     assert_eq!(skip(&mut rig, &r, 1, 0), Skipped);
     let status = rig.core.status();
-    assert_eq!((status.pool, status.partials, status.objects), (before, 0, 0));
+    assert_eq!((status.pool, status.incomplete, status.objects), (before, 0, 0));
     assert_eq!(
-        (status.counters.ended_partials, status.counters.dropped_stores),
+        (status.counters.ended_incomplete, status.counters.dropped_stores),
         (1, 0)
     );
     for rank in &r {
@@ -180,7 +180,7 @@ fn the_death_of_a_rank_leaves_no_half_object() {
     r[1].die();
     assert!(rig.core.client_gone(r[1].id).unwrap());
     assert_eq!(rig.core.status().pool, before);
-    assert_eq!(rig.core.status().partials, 0);
+    assert_eq!(rig.core.status().incomplete, 0);
     rig.audit();
     // Another engine is not affected by it.
     let mut other = ranks(&mut rig, 2, 2);
@@ -193,11 +193,11 @@ fn the_death_of_a_rank_leaves_no_half_object() {
     let mut tool = rig.peer(2);
     tool.die();
     assert!(rig.core.client_gone(tool.id).unwrap());
-    assert_eq!(rig.core.status().partials, 1);
+    assert_eq!(rig.core.status().incomplete, 1);
     // A rank that registers again does.
     let groups = [group(0, ObjectKind::Full, 2, 0)];
     rig.register(&other[0], 0, 2, &groups).unwrap();
-    assert_eq!(rig.core.status().partials, 0);
+    assert_eq!(rig.core.status().incomplete, 0);
     other[1].die();
     rig.audit();
 }
@@ -210,7 +210,7 @@ fn of_two_engines_the_first_complete_object_wins() {
         put(&mut rig, &a, 0, chunk);
         put(&mut rig, &b, 0, chunk);
     }
-    assert_eq!(rig.core.status().partials, 4);
+    assert_eq!(rig.core.status().incomplete, 4);
     assert_eq!(put(&mut rig, &a, 1, 0), Published);
     // The space of b's copy is back, and b's chunk 1 hangs under a's chunk 0 now.
     assert_eq!(rig.core.status().pool.granted, 8 * FRAME_BYTES);
@@ -219,7 +219,10 @@ fn of_two_engines_the_first_complete_object_wins() {
     assert_eq!(put(&mut rig, &b, 1, 1), Published);
     assert_eq!(put(&mut rig, &a, 1, 1), Exists);
     let status = rig.core.status();
-    assert_eq!((status.objects, status.partials, status.pool.granted), (2, 0, 0));
+    assert_eq!(
+        (status.objects, status.incomplete, status.pool.granted),
+        (2, 0, 0)
+    );
     rig.audit();
 }
 
@@ -235,26 +238,26 @@ fn stale_incomplete_objects_are_the_first_victims_and_fresh_ones_the_last() {
     assert_eq!(rig.core.status().pool.free, 0);
     // Fresh: an object goes first.
     rig.put_chain_in(&single, 20);
-    assert_eq!(rig.core.status().partials, 1);
+    assert_eq!(rig.core.status().incomplete, 1);
     for _ in 0..8 {
         rig.commit(&r[0], &[], &[]).unwrap();
     }
     // Its engine has moved on: it goes before any object.
     let objects = rig.core.status().objects;
     rig.put_chain_in(&single, 21);
-    assert_eq!(rig.core.status().partials, 0);
+    assert_eq!(rig.core.status().incomplete, 0);
     assert_eq!(rig.core.status().objects, objects + 1);
     // The part that comes too late is one of its own, and goes at last without need.
     assert_eq!(put(&mut rig, &r, 1, 0), PartAccepted);
     for commits in 1..64 {
         assert_eq!(
-            rig.core.status().partials,
+            rig.core.status().incomplete,
             1,
             "after {commits} commits, that of the part included"
         );
         rig.commit(&r[1], &[], &[]).unwrap();
     }
-    assert_eq!(rig.core.status().partials, 0);
+    assert_eq!(rig.core.status().incomplete, 0);
     rig.audit();
     // With nothing else left, a fresh one goes too.
     put(&mut rig, &r, 0, 1);
@@ -262,7 +265,7 @@ fn stale_incomplete_objects_are_the_first_victims_and_fresh_ones_the_last() {
     let id = ObjectId { key, group: 0 };
     rig.try_put(&r[0], id, None, CHUNK, 0, 4 * UNIT).unwrap();
     rig.core.clear().unwrap();
-    assert_eq!(rig.core.status().partials, 0);
+    assert_eq!(rig.core.status().incomplete, 0);
     rig.audit();
 }
 
@@ -349,9 +352,9 @@ fn parts_of_a_rank_that_stores_no_attention_may_come_before_it() {
         assert_eq!(rig.lookup(&r[0], 1, 2, &[tail(1, 2, 32)]).hit_tokens, 128);
         assert_eq!(put_state(&mut rig, &r, last, 2, 32), Published);
         assert_eq!(rig.lookup(&r[0], 1, 2, &[tail(1, 2, 32)]).hit_tokens, 160);
-        assert_eq!(rig.core.status().partials, 0);
+        assert_eq!(rig.core.status().incomplete, 0);
         rig.audit();
-        rig.core.end_session(r[0].id, 1).unwrap();
+        rig.core.release_label(r[0].id, 1).unwrap();
         let full = rig.record(key(1, 1, CHUNK), 0).unwrap();
         assert!(!rig.core.tree.may_go(full), "the state hangs under it");
         assert_eq!(rig.core.clear().unwrap(), 5);
@@ -366,7 +369,10 @@ fn without_attention_a_complete_state_goes() {
     let before = rig.core.status().pool;
     assert_eq!(put_state(&mut rig, &r, 1, 0, CHUNK), PartAccepted);
     assert_eq!(put_state(&mut rig, &r, 0, 0, CHUNK), NoParent);
-    assert_eq!((rig.core.status().pool, rig.core.status().partials), (before, 0));
+    assert_eq!(
+        (rig.core.status().pool, rig.core.status().incomplete),
+        (before, 0)
+    );
     // Nothing is remembered of it.
     assert_eq!(put_state(&mut rig, &r, 1, 0, CHUNK), PartAccepted);
     rig.put_chain(&r[0], 1, 1);
@@ -375,7 +381,7 @@ fn without_attention_a_complete_state_goes() {
     assert_eq!(put_state(&mut rig, &r, 1, 1, CHUNK), PartAccepted);
     r[0].die();
     assert!(rig.core.client_gone(r[0].id).unwrap());
-    assert_eq!(rig.core.status().partials, 0);
+    assert_eq!(rig.core.status().incomplete, 0);
     rig.audit();
 }
 
@@ -400,7 +406,7 @@ fn an_object_is_never_made_of_the_parts_of_two_computations() {
             assert_eq!(outcome, Exists);
             rig.core.clear().unwrap();
             assert_eq!(put(&mut rig, &two, then, 0), Skipped);
-            assert_eq!(rig.core.status().partials, 0);
+            assert_eq!(rig.core.status().incomplete, 0);
         }
         // A part of an incomplete object that another engine's object has ended, and the object is gone.
         assert_eq!(put(&mut rig, &two, first, 0), PartAccepted);

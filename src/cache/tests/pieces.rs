@@ -227,7 +227,7 @@ fn a_commit_that_stops_anywhere_in_such_an_object_leaves_everything_in_order() {
         big.rig.audit();
         let status = big.rig.core.status();
         assert_eq!(
-            (status.pool.free, status.partials),
+            (status.pool.free, status.incomplete),
             (status.pool.total, 0),
             "after {stop} turns"
         );
@@ -254,7 +254,7 @@ fn an_object_that_ends_while_it_is_stored_is_dropped() {
             let status = big.rig.core.status();
             assert_eq!(status.pool.free, status.pool.total, "at turn {at}");
             assert_eq!(
-                (status.partials, big.rig.core.chains.taken()),
+                (status.incomplete, big.rig.core.chains.taken()),
                 (0, 0),
                 "at turn {at}"
             );

@@ -45,7 +45,7 @@ fn one_client_pins_a_quarter_of_the_pool_and_the_others_can_still_store() {
     }
     rig.audit();
     // What is released may be pinned anew.
-    rig.core.end_session(hog.id, 0).unwrap();
+    rig.core.release_label(hog.id, 0).unwrap();
     assert_eq!(kept(&rig, &hog), 8);
     assert_eq!(rig.lookup(&hog, 100, 2, &[]).hit_tokens, 128);
     rig.core.disconnected(hog.id).unwrap();
@@ -129,7 +129,7 @@ fn what_a_pinned_object_hangs_under_counts_too() {
     assert_eq!((pinned(&rig), kept(&rig, &engine)), (8, 16));
     assert_eq!(rig.core.status().counters.shortened, 1);
     // A prefix that the engine holds itself is kept for what it loads behind it.
-    rig.core.end_session(engine.id, 7).unwrap();
+    rig.core.release_label(engine.id, 7).unwrap();
     let answer = rig.lookup_at(&engine, 1, 6, &[], u64::MAX, 3 * u64::from(CHUNK));
     assert_eq!((answer.hit_tokens, answer.loads.len()), (4 * u64::from(CHUNK), 1));
     assert_eq!((pinned(&rig), kept(&rig, &engine)), (4, 16));
@@ -202,7 +202,7 @@ fn a_reader_who_finds_a_change_after_pinning_starts_anew_and_holds_nothing() {
     let found = local::lookup(&reader, &shape, &request, &mut peer.words, at_last).unwrap();
     assert_eq!((asked.get(), found.answer.hit_tokens), (2, 3 * u64::from(CHUNK)));
     assert_eq!(pinned(peer.id), 1);
-    peer.words.end_session(7);
+    peer.words.release_label(7);
     assert_eq!(pinned(peer.id), 0);
 
     // A domain that came back under another number: the reader has to ask what it looks like now.

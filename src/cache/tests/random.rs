@@ -245,7 +245,7 @@ impl World {
             }
             Op::EndSession { peer, prompt } => {
                 let session = u64::from(prompt);
-                self.rig.core.end_session(self.peers[peer].id, session).unwrap();
+                self.rig.core.release_label(self.peers[peer].id, session).unwrap();
             }
             Op::SlabPin { word, record } => self.peers[3].slab_pin(word, record),
             Op::ReleaseDirect { peer, pick } => {

@@ -152,7 +152,7 @@ fn ranks_of_one_engine_do_not_take_each_others_parts_of_a_chain_that_is_too_long
         "a quarter of the pool for the parts of one of two ranks"
     );
     assert_eq!(rig.resident(1, 32), [0, 1, 2, 3]);
-    assert_eq!(rig.core.status().counters.ended_partials, 0);
+    assert_eq!(rig.core.status().counters.ended_incomplete, 0);
 }
 
 #[test]

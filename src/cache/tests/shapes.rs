@@ -167,7 +167,7 @@ impl World {
             self.kinds
         );
         let answer = self.rig.lookup_at(&self.engine, 1, CHUNKS, &tails, max_tokens, 0);
-        self.rig.core.end_session(self.engine.id, 1).unwrap();
+        self.rig.core.release_label(self.engine.id, 1).unwrap();
         assert_eq!(
             (answer.hit_tokens, answer.loads, answer.present_tokens),
             (found.hit_tokens, found.loads, found.present_tokens)

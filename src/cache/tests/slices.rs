@@ -146,7 +146,7 @@ fn steps_grow_with_what_is_named_for_every_kind_of_model() {
             let (turns, answer) = steps(&mut rig.core, Looking::new(peer.id, &request), |_| {});
             assert_eq!(answer.hit_tokens, u64::from(chunks * CHUNK), "{kinds:?}");
             assert_turns(&turns, "lookup");
-            let (ended, ()) = steps(&mut rig.core, EndingSession::new(peer.id, 1), |_| {});
+            let (ended, ()) = steps(&mut rig.core, ReleasingLabel::new(peer.id, 1), |_| {});
             assert_turns(&ended, "end of a session");
             sums.push(turns.iter().sum::<u32>() + ended.iter().sum::<u32>());
             rig.audit();
@@ -182,7 +182,7 @@ fn a_lookup_beyond_its_share_takes_turns_too() {
         assert_turns(&turns, "a cut lookup");
         sums.push(turns.iter().sum::<u32>());
         rig.audit();
-        rig.core.end_session(peer.id, 1).unwrap();
+        rig.core.release_label(peer.id, 1).unwrap();
         assert_eq!(rig.core.pins.kept_frames(peer.id), 0);
         rig.audit();
     }
@@ -282,7 +282,7 @@ fn a_pin_takes_memory_for_what_it_names() {
     assert!(steps_of.iter().all(|steps| *steps < 8), "{steps_of:?}");
     assert_eq!(rig.core.pins.kept_frames(peer.id), 4096);
     assert_eq!(rig.core.pins.memory(peer.id), (100, 100, 0, 1));
-    rig.core.end_session(peer.id, 3).unwrap();
+    rig.core.release_label(peer.id, 3).unwrap();
     assert_eq!(rig.core.pins.memory(peer.id), (0, 0, 0, 0));
     rig.audit();
 }
@@ -480,7 +480,7 @@ fn who_leaves_after_its_successor_takes_nothing_of_it_along() {
             assert!(turns > 3, "a commit of several turns");
             break;
         }
-        assert_eq!(rig.core.status().partials, 0);
+        assert_eq!(rig.core.status().incomplete, 0);
     }
 }
 

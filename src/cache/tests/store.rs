@@ -73,7 +73,7 @@ fn sessions_and_connections_end_with_their_pins() {
     let reader = rig.peer(2);
     let first = rig.lookup(&reader, 1, 2, &[]);
     rig.lookup(&reader, 1, 1, &[]);
-    rig.core.end_session(reader.id, 1).unwrap();
+    rig.core.release_label(reader.id, 1).unwrap();
     assert!(rig.core.release(reader.id, &[first.pin]).is_err());
     assert_eq!(rig.core.status().pool.pinned, 0);
     rig.lookup(&reader, 1, 2, &[]);

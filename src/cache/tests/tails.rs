@@ -116,7 +116,7 @@ fn a_chunk_is_asked_for_its_tails_only_where_the_one_before_knows_of_a_state() {
     rig.audit();
     for (chunk, tokens) in [(4, 48), (3, 32)] {
         let state = rig.record(key(1, chunk, tokens), 1).unwrap();
-        rig.core.end_session(engine.id, 1).unwrap();
+        rig.core.release_label(engine.id, 1).unwrap();
         rig.core.evict_one(state).unwrap();
         rig.audit();
     }

@@ -135,7 +135,7 @@ fn death_beside(chains: u32, length: u32, others: u32) -> Spent {
     rank.die();
     let (gone, spent) = drive(&mut rig.core, ClientGone::new(rank.id));
     assert!(gone);
-    assert_eq!(rig.core.status().partials, u64::from(others));
+    assert_eq!(rig.core.status().incomplete, u64::from(others));
     rig.audit();
     spent
 }
@@ -167,7 +167,7 @@ fn a_registration_that_begins_anew_ends_what_the_engine_has_begun_in_turns() {
             stores: true,
         };
         let (_, spent) = drive(&mut rig.core, Register::new(rank.id, &registration));
-        assert_eq!(rig.core.status().partials, 0);
+        assert_eq!(rig.core.status().incomplete, 0);
         rig.audit();
         spent
     };
@@ -580,7 +580,7 @@ fn work_that_is_dropped_half_way_leaves_everything_in_order() {
             }
             let status = rig.core.status();
             assert_eq!(
-                (status.pool.granted, status.partials),
+                (status.pool.granted, status.incomplete),
                 (0, 0),
                 "{what} after {turns} turns"
             );

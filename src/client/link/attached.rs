@@ -216,7 +216,7 @@ impl Attached {
 
     /// Takes all pins of a label back.
     pub(crate) fn release_label(&self, label: u64) {
-        self.pins().end_session(label);
+        self.pins().release_label(label);
     }
 
     fn shapes(&self) -> MutexGuard<'_, HashMap<ChunkKey, Arc<DomainShape>>> {

@@ -48,7 +48,7 @@ def test_a_rank_that_cannot_store_leaves_no_part_of_the_others_waiting(
     engine.prefill(request)
     assert spared.take("a fault of the test") == 1
     found = status(server)
-    assert (found["objects"], found["partials"]) == (0, 0)
+    assert (found["objects"], found["incomplete"]) == (0, 0)
     engine.finish(request)
     assert_nothing_held(server)
 
@@ -83,14 +83,14 @@ def test_a_request_is_aborted_when_one_of_two_ranks_has_stored(
             one.finish(asked)
 
     half = status(server)
-    assert (half["objects"], half["partials"], half["counters"]["ended_partials"]) == (0, objects, 0)
+    assert (half["objects"], half["incomplete"], half["counters"]["ended_incomplete"]) == (0, objects, 0)
     assert half["pool"]["used"] == before["pool"]["used"]
     assert counts(server)["stores"] == objects
     assert_unseen("half of it is there")
 
     if fate == "goes":
         late_rank.close()
-        eventually("the end of the partials", lambda: status(server)["partials"] == 0)
+        eventually("the end of the incomplete objects", lambda: status(server)["incomplete"] == 0)
     else:
         worker = late_rank.connector._worker
         assert worker is not None
@@ -100,16 +100,16 @@ def test_a_request_is_aborted_when_one_of_two_ranks_has_stored(
         late_rank.end()
         assert spared.take("a fault of the test") == (fate == "cannot store")
     found = status(server)
-    assert (found["partials"], found["counters"]["dropped_stores"], counts(server)["dropped_stores"]) == (0, 0, 0)
+    assert (found["incomplete"], found["counters"]["dropped_stores"], counts(server)["dropped_stores"]) == (0, 0, 0)
     if fate == "stores":
         assert (found["objects"], found["counters"]["stored"]) == (objects, objects)
-        assert (found["counters"]["ended_partials"], counts(server)["stores"]) == (0, 2 * objects)
+        assert (found["counters"]["ended_incomplete"], counts(server)["stores"]) == (0, 2 * objects)
         assert_loads(asker, 64)
         assert_nothing_held(server)
         return
 
     assert (found["objects"], found["counters"]["stored"]) == (0, 0)
-    assert (found["counters"]["ended_partials"], counts(server)["stores"]) == (objects, objects)
+    assert (found["counters"]["ended_incomplete"], counts(server)["stores"]) == (objects, objects)
     assert_unseen("nothing of it is there")
     engine.close()
     eventually("the end of the clients", lambda: len(status(server)["clients"]) == len(before["clients"]))
@@ -122,7 +122,7 @@ def test_a_request_is_aborted_when_one_of_two_ranks_has_stored(
     anew.finish(again)
     stored = assert_nothing_held(server)
     assert stored["objects"] == stored["counters"]["stored"] == STORED[model]
-    assert stored["counters"]["ended_partials"] == objects
+    assert stored["counters"]["ended_incomplete"] == objects
     assert_loads(asker, HIT)
     assert_nothing_held(server)
 
