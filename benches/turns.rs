@@ -14,7 +14,6 @@ use criterion::Criterion;
 use kvasir::cache::*;
 use kvasir::geometry::ObjectKind;
 use kvasir::index::slab;
-use kvasir::index::turn::Turn;
 use kvasir::keys::ChunkKey;
 use kvasir::object::*;
 use kvasir::shm::heap::keep_freed_memory;

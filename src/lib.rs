@@ -192,11 +192,13 @@ pub mod wire;
 pub mod copy;
 
 #[doc(hidden)]
-pub mod pool;
-
-#[doc(hidden)]
 pub mod index;
 
+#[cfg(feature = "server")]
+#[doc(hidden)]
+pub mod pool;
+
+#[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod cache;
 

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use kvasir::control::{
     BootInfo, ChunkSizeConfig, ChunkWord, ControlRegion, ControlView, Counter, NegotiateRequest,
 };
-use kvasir::shm::lock::{LockAttempt, LockFile, byte_is_locked, try_lock_byte};
+use kvasir::shm::lock::{byte_is_locked, try_lock_byte};
+use kvasir::shm::lock_file::{LockAttempt, LockFile};
 use kvasir::shm::{Memfd, OwnerAccess, fdpass, process, reopen_read_only, reopen_read_write};
 use kvasir::sync::shared::Ordering;
 use nix::errno::Errno;

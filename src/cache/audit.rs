@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use super::books::tree::Record;
 use super::core::Core;
 use super::error::CoreError;
+use crate::index::body::blocks_for;
 use crate::object::{Extent, count_frames};
 use crate::pool::RecordState;
-use crate::pool::body::blocks_for;
 use crate::pool::directory::DirectoryTotals;
 
 impl Core {

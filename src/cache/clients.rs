@@ -6,7 +6,7 @@ use super::error::CoreError;
 use super::evict::ends::{EndClient, EndEngine};
 use super::steps::{RUN_FRAMES, frame_steps};
 use super::work::{Progress, Work, finish};
-use crate::index::turn::Turn;
+use crate::cache::turn::Turn;
 use crate::object::Extent;
 
 /// Steps of a registration: a look at all clients and at the groups of its domain.

@@ -17,11 +17,12 @@ use super::books::tree::Tree;
 use super::books::wasted::Waste;
 use super::error::CoreError;
 use super::{MAX_CHUNK_TOKENS, SLABS};
+use crate::cache::books::numbers::NumberPool;
+use crate::index::body::chain_blocks;
 use crate::index::counters::ClientCounters;
 use crate::index::slab::SLAB_BYTES;
 use crate::keys::ChunkKey;
 use crate::object::FRAME_BYTES;
-use crate::pool::body::{NumberPool, chain_blocks};
 use crate::pool::{Pool, PoolConfig, Prefault, PrefaultEvent};
 
 /// What a rank has registered.

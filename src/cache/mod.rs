@@ -12,7 +12,8 @@
 //! clients  ranks register, leave and die
 //! status   figures; audit recomputes them all
 //! api      what is asked and told; error what can go wrong
-//! work     requests that are cut to fit turns; steps what their movements cost
+//! turn     how long the thread stays with one request; meter spends it, steps is what movements cost
+//! work     requests that are cut to fit turns
 //! ```
 //!
 //! The order of words is the contract of docs/shm-layout.md; `loom` checks it on a miniature.
@@ -28,11 +29,13 @@ mod evict;
 #[cfg(all(test, loom))]
 #[path = "tests/loom.rs"]
 mod loom;
+mod meter;
 mod status;
 mod steps;
 mod store;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod turn;
 mod work;
 
 pub use self::core::Core;
@@ -52,6 +55,7 @@ pub use evict::pin_scan::Tidy;
 pub use status::Reporting;
 pub use store::committing::Committing;
 pub use store::grants::{Abort, Grant};
+pub use turn::Turn;
 pub use work::{Progress, Work, finish};
 
 pub use crate::geometry::MAX_CHUNK_TOKENS;

@@ -2,11 +2,11 @@
 
 use super::SLABS;
 use super::api::{ClientId, ClientStatus, CoreStatus, Counters, PoolStatus};
+use super::books::slabs::record_of;
 use super::core::Core;
 use super::error::CoreError;
 use super::work::{Progress, Work};
-use crate::index::slab::record_of;
-use crate::index::turn::Turn;
+use crate::cache::turn::Turn;
 use crate::object::FRAME_BYTES;
 use crate::pool::accounting::Class;
 

@@ -2,7 +2,7 @@
 
 use super::core::Core;
 use super::error::CoreError;
-use crate::index::turn::Turn;
+use crate::cache::turn::Turn;
 
 /// How far a piece of work is.
 #[derive(Debug, PartialEq, Eq)]

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use super::binding::Binding;
 use super::error::BindError;
 use super::region::{ChunkSizeCell, ControlRegion};
-use super::request::{DomainId, MAX_BINDING_DOMAINS, NegotiateRequest, Negotiated};
+use super::request::{NegotiateRequest, Negotiated};
+use super::view::{DomainId, MAX_BINDING_DOMAINS};
 use super::word::ChunkWord;
 
 /// Makes the state machine of a new domain around its word, with its listeners.

@@ -9,12 +9,6 @@ use crate::object::{GroupSpan, GroupSpans};
 /// More KV cache groups than any model has.
 pub const MAX_KV_CACHE_GROUPS: usize = 1024;
 
-/// Names what shares a chunk size when each model has its own.
-pub type DomainId = [u8; 32];
-
-/// The binding domains that one server can have in its life.
-pub const MAX_BINDING_DOMAINS: usize = 64;
-
 /// What a client says when it negotiates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NegotiateRequest {

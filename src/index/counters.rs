@@ -62,15 +62,6 @@ impl ReuseCounters {
             self.failed,
         ]
     }
-
-    /// Adds another's. Clients may lie, so sums end at the largest number.
-    pub(crate) fn add(&mut self, other: &Self) {
-        let (mut sum, more) = (self.to_words(), other.to_words());
-        for (to, from) in sum.iter_mut().zip(more) {
-            *to = to.saturating_add(from);
-        }
-        *self = Self::from_words(sum);
-    }
 }
 
 /// What a client says of itself in its slab. Any number may be a lie.
@@ -106,32 +97,6 @@ pub struct ClientCounters {
     pub tokens: ReuseCounters,
     /// Bytes of KV that were computed for the first time by requests that store, whether they were stored or not.
     pub new_bytes: u64,
-}
-
-impl ClientCounters {
-    /// Adds another client's. A lie of one is not to become a panic here, so sums end at the largest number.
-    pub(crate) fn add(&mut self, other: &Self) {
-        let pairs = [
-            (&mut self.loads, other.loads),
-            (&mut self.loaded_bytes, other.loaded_bytes),
-            (&mut self.failed_loads, other.failed_loads),
-            (&mut self.stale_loads, other.stale_loads),
-            (&mut self.stores, other.stores),
-            (&mut self.stored_bytes, other.stored_bytes),
-            (&mut self.dropped_stores, other.dropped_stores),
-            (&mut self.degraded_seconds, other.degraded_seconds),
-            (&mut self.corrupt_loads, other.corrupt_loads),
-            (&mut self.lookups, other.lookups),
-            (&mut self.requested, other.requested),
-            (&mut self.hit, other.hit),
-            (&mut self.shortened, other.shortened),
-            (&mut self.new_bytes, other.new_bytes),
-        ];
-        for (sum, more) in pairs {
-            *sum = sum.saturating_add(more);
-        }
-        self.tokens.add(&other.tokens);
-    }
 }
 
 #[cfg(test)]

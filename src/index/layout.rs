@@ -1,10 +1,11 @@
 //! Where the parts of the index region are. Layout: docs/shm-layout.md, "Index region".
 
+use super::body::{CHAIN_BYTES, ChainArea, chain_blocks};
 use crate::object::{FRAME_BYTES, ObjectId};
-use crate::pool::ABI_VERSION;
-use crate::pool::body::{CHAIN_BYTES, ChainArea, chain_blocks};
 use crate::shm::mapping::{Access, Mapping};
 
+/// Version of the layout of the pool's regions.
+pub const ABI_VERSION: u32 = 4;
 /// First word of the region.
 pub const INDEX_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRI1");
 const HEADER: usize = 4096;
@@ -59,7 +60,7 @@ impl IndexLayout {
     pub(crate) fn header(&self) -> [u64; 10] {
         [
             INDEX_MAGIC,
-            (HEADER as u64) << 32 | u64::from(ABI_VERSION),
+            version_word(HEADER),
             self.frames.into(),
             FRAME_BYTES,
             self.buckets,
@@ -94,4 +95,9 @@ impl IndexLayout {
         let second = if second == first { first ^ 1 } else { second };
         ([first, second], tag)
     }
+}
+
+/// The word of version and header bytes that follows every magic.
+pub(crate) fn version_word(header_bytes: usize) -> u64 {
+    (header_bytes as u64) << 32 | u64::from(ABI_VERSION)
 }

@@ -9,8 +9,8 @@
 use std::collections::HashSet;
 use std::convert::Infallible;
 
+use super::budget::{Budget, Unlimited};
 use super::lookup::{self, Looking, requested_units};
-use super::meter::{Budget, Unlimited};
 use super::pin_words::{Kept, PinWords, Use};
 use super::pins::{Pins, Role};
 use super::probe::Found;

@@ -4,7 +4,7 @@
 //! turn is looked at again before it is pinned, or after; what is pinned is not evicted. That all is still there is
 //! asked in the end. Where something has gone it plans anew with what is left, a few times, and then it is a miss.
 
-use super::meter::Budget;
+use super::budget::Budget;
 use super::pins::{Pins, Role};
 use super::presence::{Limits, Load, Source};
 use super::probe::{Found, Probed, Prober};

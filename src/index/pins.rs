@@ -2,7 +2,7 @@
 //!
 //! The server's are in `cache::answer`, a client's in [`super::local`].
 
-use super::meter::Budget;
+use super::budget::Budget;
 use super::probe::Found;
 use super::reader::IndexReader;
 use crate::object::ObjectId;

@@ -1,6 +1,6 @@
 //! What the index has of a prompt: the first half of every lookup, whoever makes it.
 
-use super::meter::Budget;
+use super::budget::Budget;
 use super::presence::{Limits, Load, Presence, Source, TailPresence};
 use super::reader::IndexReader;
 use super::record::RecordView;

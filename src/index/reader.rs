@@ -1,9 +1,8 @@
 //! Reads the index. Readers, the server among them, never wait: what is unstable, dead or does not match is a miss.
 
 use super::layout::{IndexLayout, RECORD_BYTES, SLOTS};
-use super::record::{META_DEAD, META_UNSTABLE, RecordView, WORD_META};
+use super::record::{META_DEAD, META_UNSTABLE, RecordView, SHARED_WORDS, WORD_META};
 use crate::object::ObjectId;
-use crate::pool::directory::SHARED_WORDS;
 use crate::shm::mapping::{Access, Mapping};
 use crate::sync::shared::{Ordering, fence};
 

@@ -3,14 +3,14 @@
 //! Objects are pinned as they are found, so that none is evicted meanwhile; whether one has gone all the same is
 //! looked at in the end.
 
+use super::body;
+use super::budget::Budget;
 use super::lookup::MAX_ROUNDS;
-use super::meter::Budget;
 use super::pins::{Pins, Role};
 use super::probe::Found;
 use super::reader::IndexReader;
 use super::record::RecordView;
 use crate::object::{Extent, PartLocation, RetrieveAnswer, RetrieveRequest};
-use crate::pool::body;
 use crate::shm::mapping::Access;
 
 /// Parts of a step: to find an object and what it keeps, to read eight words of where its parts lie, to make it the

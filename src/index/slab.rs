@@ -26,9 +26,3 @@ pub const TOUCHED_WORDS: usize = 3584;
 const _: () = assert!(SLAB_STATS + STAT_WORDS * 8 <= SLAB_PINS);
 const _: () = assert!(SLAB_PINS + PIN_WORDS * 8 == SLAB_TOUCHED);
 const _: () = assert!(SLAB_TOUCHED + TOUCHED_WORDS * 8 == SLAB_BYTES);
-
-/// The record that a word names, if there is one of that number.
-pub(crate) fn record_of(word: u64, records: u32) -> Option<u32> {
-    let record = u32::try_from(word.checked_sub(1)?).ok()?;
-    (record < records).then_some(record)
-}

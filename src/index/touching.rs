@@ -1,6 +1,6 @@
 //! Makes what a hit uses the most recent.
 
-use super::meter::Budget;
+use super::budget::Budget;
 use super::pins::Pins;
 use super::probe::Found;
 

@@ -1,20 +1,10 @@
-//! The body of a record: where each part of an object lies. Index and directory store it alike.
-//!
-//! Per part, in rank order, one word `bytes << 16 | extents`, the checksum and that many extent words. The
-//! first six words are in the record, the rest in chain blocks of seven words and a link.
+//! The body of a record as the server has it: written, and walked through in pieces. How it is read: [`crate::index::body`].
 
+use crate::index::body::{BODY_HEAD_WORDS, CHAIN_WORDS, ChainArea, INLINE_WORDS, blocks_for, part_at};
 use crate::object::Extent;
+use crate::shm::ShmError;
 use crate::shm::mapping::{Access, Mapping, ReadWrite};
 
-/// Body words inside a record.
-pub(crate) const INLINE_WORDS: usize = 6;
-/// Words of a part before its extents: one of both counts, and the checksum.
-pub(crate) const BODY_HEAD_WORDS: usize = 2;
-const HEAD_WORDS: usize = BODY_HEAD_WORDS;
-/// Bytes of a chain block.
-pub(crate) const CHAIN_BYTES: usize = 64;
-/// Body words in a chain block.
-pub(crate) const CHAIN_WORDS: usize = 7;
 /// Extents that one part can have, by the width of its field.
 pub(crate) const MAX_PART_EXTENTS: usize = 0xffff;
 /// Bytes that one part can have, by the width of their field.
@@ -31,19 +21,9 @@ pub struct PartBody {
     pub extents: Vec<Extent>,
 }
 
-/// Chain blocks that a pool of `frames` frames needs at most.
-pub(crate) const fn chain_blocks(frames: u32) -> u32 {
-    frames / 2 + 64
-}
-
-/// Chain blocks that a body of `words` words needs.
-pub(crate) const fn blocks_for(words: usize) -> usize {
-    words.saturating_sub(INLINE_WORDS).div_ceil(CHAIN_WORDS)
-}
-
 /// The words of a body.
 pub(crate) fn encode(parts: &[PartBody]) -> Vec<u64> {
-    let mut words = Vec::with_capacity(parts.iter().map(|p| HEAD_WORDS + p.extents.len()).sum());
+    let mut words = Vec::with_capacity(parts.iter().map(|p| BODY_HEAD_WORDS + p.extents.len()).sum());
     for part in parts {
         debug_assert!(part.bytes <= MAX_PART_BYTES && part.extents.len() <= MAX_PART_EXTENTS);
         words.push(part.bytes << 16 | part.extents.len() as u64);
@@ -53,34 +33,13 @@ pub(crate) fn encode(parts: &[PartBody]) -> Vec<u64> {
     words
 }
 
-/// One part of a body: its bytes, its checksum, and its runs appended to `extents`. `None` when the words are
-/// not a body.
-pub(crate) fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<(u64, u64)> {
-    let mut at = 0;
-    for _ in 0..part {
-        at += HEAD_WORDS + (words.get(at)? & 0xffff) as usize;
-    }
-    let (bytes, checksum, runs) = part_at(words, at)?;
-    extents.extend(runs.iter().map(|w| Extent::from_word(*w)));
-    Some((bytes, checksum))
-}
-
-fn part_at(words: &[u64], at: usize) -> Option<(u64, u64, &[u64])> {
-    let &[head, checksum] = words.get(at..at + HEAD_WORDS)? else {
-        return None;
-    };
-    let first = at + HEAD_WORDS;
-    let runs = words.get(first..first + (head & 0xffff) as usize)?;
-    Some((head >> 16, checksum, runs))
-}
-
 /// All parts of a body. `None` when the words are not a body of that many parts.
 pub(crate) fn decode(words: &[u64], parts: u16) -> Option<Vec<PartBody>> {
     let mut all = Vec::with_capacity(parts.into());
     let mut at = 0;
     for _ in 0..parts {
         let (bytes, checksum, runs) = part_at(words, at)?;
-        at += HEAD_WORDS + runs.len();
+        at += BODY_HEAD_WORDS + runs.len();
         all.push(PartBody {
             bytes,
             checksum,
@@ -132,7 +91,7 @@ impl BodyCursor {
             left: words - filled,
             link: body >> 32,
             block: None,
-            head: HEAD_WORDS,
+            head: BODY_HEAD_WORDS,
             runs: 0,
         }
     }
@@ -141,15 +100,6 @@ impl BodyCursor {
     pub fn blocks_ahead(&self) -> usize {
         self.left.div_ceil(CHAIN_WORDS) + usize::from(self.block.is_some())
     }
-}
-
-/// The chain blocks of one region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChainArea {
-    /// Offset of block 0.
-    pub base: usize,
-    /// Number of blocks.
-    pub blocks: u32,
 }
 
 impl ChainArea {
@@ -162,7 +112,7 @@ impl ChainArea {
         mapping: &Mapping<ReadWrite>,
         words: &[u64],
         blocks: &[u32],
-    ) -> Result<(), crate::shm::ShmError> {
+    ) -> Result<(), ShmError> {
         let rest = words.get(INLINE_WORDS..).unwrap_or_default();
         for (i, (chunk, &block)) in rest.chunks(CHAIN_WORDS).zip(blocks).enumerate() {
             let mut line = [0; CHAIN_WORDS + 1];
@@ -182,7 +132,7 @@ impl ChainArea {
         mapping: &Mapping<ReadWrite>,
         block: u32,
         line: &[u64; CHAIN_WORDS + 1],
-    ) -> Result<(), crate::shm::ShmError> {
+    ) -> Result<(), ShmError> {
         mapping.store_words(self.at(block), line)
     }
 
@@ -198,7 +148,7 @@ impl ChainArea {
                     return Some(Some(BodyPiece::Block(block)));
                 }
                 if cursor.left == 0 {
-                    let whole = cursor.runs == 0 && cursor.head == HEAD_WORDS;
+                    let whole = cursor.runs == 0 && cursor.head == BODY_HEAD_WORDS;
                     return whole.then_some(None);
                 }
                 let block = u32::try_from(cursor.link.checked_sub(1)?).ok();
@@ -214,51 +164,20 @@ impl ChainArea {
             cursor.at += 1;
             let is_run = cursor.head == 0;
             match cursor.head {
-                HEAD_WORDS => {
-                    (cursor.head, cursor.runs) = (HEAD_WORDS - 1, (word & 0xffff) as usize);
+                BODY_HEAD_WORDS => {
+                    (cursor.head, cursor.runs) = (BODY_HEAD_WORDS - 1, (word & 0xffff) as usize);
                     return Some(Some(BodyPiece::Part(cursor.runs)));
                 }
                 0 => cursor.runs -= 1,
                 _ => cursor.head -= 1,
             }
             if cursor.head == 0 && cursor.runs == 0 {
-                cursor.head = HEAD_WORDS;
+                cursor.head = BODY_HEAD_WORDS;
             }
             if is_run {
                 return Some(Some(BodyPiece::Run(Extent::from_word(word))));
             }
         }
-    }
-
-    /// Reads the words of a body: `body` is the record's body word, `inline` its first words.
-    ///
-    /// Relaxed loads: the caller checks afterwards that the record has not changed. `None` when a link
-    /// leads outside of the area, which only a record that is being changed can have.
-    pub(crate) fn read<A: Access>(
-        self,
-        mapping: &Mapping<A>,
-        body: u64,
-        inline: &[u64; INLINE_WORDS],
-        words: &mut Vec<u64>,
-    ) -> Option<()> {
-        let count = (body & 0xffff_ffff) as usize;
-        if blocks_for(count) > self.blocks as usize {
-            return None;
-        }
-        words.clear();
-        words.extend_from_slice(&inline[..count.min(INLINE_WORDS)]);
-        let mut link = body >> 32;
-        while words.len() < count {
-            let block = u32::try_from(link.checked_sub(1)?)
-                .ok()
-                .filter(|b| *b < self.blocks)?;
-            let mut line = [0; CHAIN_WORDS + 1];
-            mapping.load_words(self.at(block), &mut line).ok()?;
-            let take = (count - words.len()).min(CHAIN_WORDS);
-            words.extend_from_slice(&line[1..=take]);
-            link = line[0];
-        }
-        Some(())
     }
 
     /// The blocks that a body occupies, in order.
@@ -275,55 +194,12 @@ impl ChainArea {
         }
         Some(blocks)
     }
-
-    fn at(self, block: u32) -> usize {
-        self.base + block as usize * CHAIN_BYTES
-    }
-}
-
-/// Numbers that are free to use: the lowest never used one, or the one freed last.
-#[derive(Debug, Default)]
-pub(crate) struct NumberPool {
-    freed: Vec<u32>,
-    next: u32,
-    total: u32,
-}
-
-impl NumberPool {
-    /// Numbers `0..total`, all free.
-    pub(crate) fn new(total: u32) -> Self {
-        Self {
-            // Room that is not touched before it is used, and never moves: a move of millions of numbers takes long.
-            freed: Vec::with_capacity(total as usize),
-            next: 0,
-            total,
-        }
-    }
-
-    /// Takes one.
-    pub(crate) fn take(&mut self) -> Option<u32> {
-        self.freed.pop().or_else(|| {
-            let number = (self.next < self.total).then_some(self.next)?;
-            self.next += 1;
-            Some(number)
-        })
-    }
-
-    /// Gives one back.
-    pub(crate) fn put(&mut self, number: u32) {
-        debug_assert!(number < self.next);
-        self.freed.push(number);
-    }
-
-    /// How many are taken.
-    pub(crate) fn taken(&self) -> usize {
-        self.next as usize - self.freed.len()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::body::part;
     use crate::shm::{Memfd, OwnerAccess};
 
     fn parts(counts: &[usize]) -> Vec<PartBody> {
@@ -382,28 +258,5 @@ mod tests {
             }
             assert_eq!(part(&read, counts.len() as u16, &mut Vec::new()), None);
         }
-    }
-
-    #[test]
-    fn a_broken_chain_is_refused() {
-        let memfd = Memfd::create("body", 1 << 16, OwnerAccess::Read).unwrap();
-        let mapping = memfd.map().unwrap();
-        let area = ChainArea {
-            base: 4096,
-            blocks: 16,
-        };
-        let mut words = Vec::new();
-        // A link of 0, a link behind the area, more words than the area can hold.
-        for body in [9, 17 << 32 | 9, 1 << 32 | 0xffff_ffff] {
-            let inline = [0; INLINE_WORDS];
-            assert!(area.read(&mapping, body, &inline, &mut words).is_none());
-        }
-        // A cycle ends after as many words as the record claims.
-        mapping.store_words(4096, &[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        assert!(
-            area.read(&mapping, 1 << 32 | 100, &[0; INLINE_WORDS], &mut words)
-                .is_some()
-        );
-        assert_eq!(words.len(), 100);
     }
 }

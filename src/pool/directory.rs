@@ -4,10 +4,10 @@
 //! the state of a record is written last when it is published and first when it goes.
 
 use super::PoolError;
-use super::body::{
-    self, BodyCursor, BodyPiece, CHAIN_WORDS, ChainArea, INLINE_WORDS, PartBody, chain_blocks,
-};
-use super::epochs::version_word;
+use super::body::{self, BodyCursor, BodyPiece, PartBody};
+use crate::index::body::{CHAIN_BYTES, CHAIN_WORDS, ChainArea, INLINE_WORDS, chain_blocks};
+use crate::index::layout::version_word;
+use crate::index::record::{SHARED_WORDS, WORD_INLINE};
 use crate::object::{Extent, FRAME_BYTES};
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering};
@@ -19,10 +19,6 @@ const AT_BOOT: usize = 64;
 const AT_CHUNK_SIZE: usize = 72;
 const RECORD_BYTES: usize = 192;
 const RECORD_WORDS: usize = RECORD_BYTES / 8;
-/// Words of a record that the index has too: incarnation, key, shape, bytes, body, inline body words.
-pub(crate) const SHARED_WORDS: usize = HEAD_WORDS + INLINE_WORDS;
-/// Words before the body in a record of the index.
-const HEAD_WORDS: usize = 10;
 
 /// Who may write a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,7 +130,7 @@ impl Directory {
             base: records_at + frames as usize * RECORD_BYTES,
             blocks: chain_blocks(frames),
         };
-        let bytes = chains.base + chains.blocks as usize * body::CHAIN_BYTES;
+        let bytes = chains.base + chains.blocks as usize * CHAIN_BYTES;
         let memfd = Memfd::create("directory", bytes as u64, OwnerAccess::Read)?;
         let mapping = memfd.map()?;
         memfd.seal_seals()?;
@@ -225,7 +221,7 @@ impl Directory {
     /// Begins a walk through the body of a record.
     pub fn walk(&self, record: u32) -> Result<BodyCursor, PoolError> {
         let shared = self.shared_words(record)?;
-        let (head, inline) = shared.split_at(HEAD_WORDS);
+        let (head, inline) = shared.split_at(WORD_INLINE);
         let inline: &[u64; INLINE_WORDS] = inline.try_into().expect("the rest of the shared words");
         Ok(BodyCursor::new(head[7], inline))
     }
@@ -281,7 +277,7 @@ impl Directory {
     pub fn body(&self, record: u32) -> Result<(Vec<PartBody>, Vec<u32>), PoolError> {
         let shared = self.shared_words(record)?;
         let parts = (shared[5] >> 16) as u16;
-        let (head, inline) = shared.split_at(HEAD_WORDS);
+        let (head, inline) = shared.split_at(WORD_INLINE);
         let inline: &[u64; INLINE_WORDS] = inline.try_into().expect("the rest of the shared words");
         let mut words = Vec::new();
         let read = self.chains.read(&self.mapping, head[7], inline, &mut words);
@@ -422,7 +418,7 @@ mod tests {
         shared[5] = 256 << 32 | 1 << 16;
         shared[6] = 2;
         shared[7] = words.len() as u64;
-        shared[HEAD_WORDS..HEAD_WORDS + words.len()].copy_from_slice(&words);
+        shared[WORD_INLINE..WORD_INLINE + words.len()].copy_from_slice(&words);
         directory.write_record(3, &shared, None).unwrap();
         directory.set_state(3, RecordState::Live);
         directory.set_owner(&parts[0].extents, Owner::Record(3));

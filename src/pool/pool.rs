@@ -9,9 +9,9 @@ use super::accounting::{Accounting, Class};
 use super::alloc::FrameAllocator;
 use super::directory::{Directory, DirectoryTotals, MAX_GRANT_COUNTER, NO_SLAB, Owner};
 use super::epochs::Epochs;
+use super::memory::{SYSTEM_ROOT, available_memory};
 use super::{PoolError, Prefault, PrefaultEvent};
 use crate::object::{Extent, FRAME_BYTES};
-use crate::shm::memory::{SYSTEM_ROOT, available_memory};
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::{Ordering, fence};
 

@@ -16,7 +16,7 @@ use super::outbox::{Full, Outbox};
 use super::peer::Peer;
 use super::state::{ConnectionCount, Server};
 use super::work::next_turn;
-use crate::index::turn::Turn;
+use crate::cache::Turn;
 use crate::shm::fdpass::{FdPassError, recv_with_fds};
 use crate::wire::{
     DecodeError, EncodeError, ErrorCode, FrameError, FrameReader, Reply, Request, WireError, decode_request,

@@ -13,12 +13,11 @@ use super::status;
 use super::work::work;
 use crate::cache::{
     Abort, Clear, ClientId, ClientInfo, Committing, Core, Discard, Grant, Looking, Register, Registration,
-    Releasing, ReleasingLabel, Retrieving, Unregister,
+    Releasing, ReleasingLabel, Retrieving, Turn, Unregister,
 };
-use crate::control::region::CONTROL_BYTES;
+use crate::control::view::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
 use crate::geometry::chunk;
-use crate::index::turn::Turn;
 use crate::keys::{ChunkKey, DomainFields};
 use crate::object::{CommitRequest, FRAME_BYTES, Lookup, PayloadPath, RetrieveRequest};
 use crate::wire::{

@@ -10,8 +10,7 @@ use tracing::{debug, warn};
 use super::liveness;
 use super::state::Server;
 use super::work::next_turn;
-use crate::cache::{ClientGone, ClientId, CoreError, Disconnected, Progress, Tidy, Work};
-use crate::index::turn::Turn;
+use crate::cache::{ClientGone, ClientId, CoreError, Disconnected, Progress, Tidy, Turn, Work};
 
 /// Takes clients down as they come, for as long as the server lives.
 pub(super) async fn take_down(server: Rc<Server>) {

@@ -8,8 +8,8 @@ use tracing::{info, warn};
 
 use super::config::Config;
 use crate::geometry::ByteSize;
+use crate::pool::memory::{MemoryBound, SYSTEM_ROOT, memory_bounds};
 use crate::pool::prefault_reserve;
-use crate::shm::memory::{MemoryBound, SYSTEM_ROOT, memory_bounds};
 
 /// Connections beyond the clients that may have a slab, for status and other commands. They are not set aside:
 /// whoever connects first has them, and a peer that never says hello keeps one for as long as it is waited for.

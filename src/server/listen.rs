@@ -16,7 +16,7 @@ use nix::sys::stat::{Mode, fchmod};
 use super::config::MAX_SOCKET_PATH_BYTES;
 use super::name_watch::Named;
 use crate::shm::ShmError;
-use crate::shm::lock::{LockAttempt, LockFile};
+use crate::shm::lock_file::{LockAttempt, LockFile};
 
 /// Why a server cannot have its path.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::index::turn::Turn;
+use crate::cache::Turn;
 use crate::shm::fdpass::send_with_fds;
 use crate::wire::MAX_FRAME_BYTES;
 

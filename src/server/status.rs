@@ -11,13 +11,12 @@ use super::offload;
 use super::session::{Registered, SessionInfo, client_kind, group_kind};
 use super::state::Server;
 use super::work::{next_turn, work};
-use crate::cache::{ClientId, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, Reporting};
+use crate::cache::{ClientId, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, Reporting, Turn};
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::geometry::ObjectKind;
 use crate::index::conditions::Condition;
 use crate::index::counters::{ClientCounters, ReuseCounters};
 use crate::index::slab::PIN_WORDS;
-use crate::index::turn::Turn;
 use crate::object::{ClientKind, FRAME_BYTES, GroupRegistration, PayloadPath};
 use crate::wire::WireError;
 

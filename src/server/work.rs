@@ -2,8 +2,7 @@
 
 use super::answer::Answer;
 use super::state::Server;
-use crate::cache::{Progress, Work};
-use crate::index::turn::Turn;
+use crate::cache::{Progress, Turn, Work};
 use crate::wire::WireError;
 
 /// Does a request's work, turn by turn; between two of them other connections are served.

@@ -14,9 +14,10 @@ mod error;
 pub mod fdpass;
 pub mod heap;
 pub mod lock;
+#[cfg(feature = "server")]
+pub mod lock_file;
 pub(crate) mod mapping;
 pub(crate) mod memfd;
-pub mod memory;
 pub mod process;
 #[cfg(all(feature = "server", not(loom)))] // waits in the event loop
 pub(crate) mod readable;

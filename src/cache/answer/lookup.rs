@@ -1,11 +1,12 @@
 //! A lookup that the server is asked for: it may take several turns.
 
 use super::quota::{CountedPins, Keeping};
+use crate::cache::meter::Meter;
+use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError, Progress, Work};
+use crate::index::budget::Budget;
 use crate::index::lookup::{self, Question, requested_units};
-use crate::index::meter::{Budget, Meter};
 use crate::index::probe::is_tail;
-use crate::index::turn::Turn;
 use crate::object::{DomainShape, LookupAnswer, LookupRequest, Tail};
 
 /// Parts of a step: to look at the numbers of so many tails.

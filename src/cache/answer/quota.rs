@@ -10,7 +10,7 @@ use crate::cache::books::registry::Domain;
 use crate::cache::books::tree::Tree;
 use crate::cache::books::trunks::Spot;
 use crate::cache::{ClientId, Core, CoreError};
-use crate::index::meter::{Budget, Unlimited};
+use crate::index::budget::{Budget, Unlimited};
 use crate::index::pins::{Pins, Role};
 use crate::index::probe::Found;
 use crate::index::reader::IndexReader;

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 
 use super::lookup::Looking;
 use super::retrieve::Retrieving;
+use crate::cache::meter::Meter;
+use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError, Progress, Work, finish};
-use crate::index::meter::{Budget, Meter};
-use crate::index::turn::Turn;
+use crate::index::budget::Budget;
 
 /// Parts of a step: to look a pin up.
 const LOOK_UP: u32 = 4;

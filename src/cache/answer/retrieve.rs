@@ -1,10 +1,11 @@
 //! A retrieve that the server is asked for: it may take several turns.
 
 use super::quota::{CountedPins, Keeping};
+use crate::cache::meter::Meter;
+use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError, Progress, Work};
-use crate::index::meter::{Budget, Meter};
+use crate::index::budget::Budget;
 use crate::index::retrieve::{self, Question};
-use crate::index::turn::Turn;
 use crate::object::{RetrieveAnswer, RetrieveRequest};
 
 /// Parts of a step: to look at one name.

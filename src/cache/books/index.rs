@@ -4,13 +4,12 @@
 
 use std::os::fd::OwnedFd;
 
+use crate::index::body::CHAIN_WORDS;
 use crate::index::layout::{IndexLayout, SLOTS};
 use crate::index::reader::IndexReader;
-use crate::index::record::{
-    Companions, META_DEAD, META_UNSTABLE, RecordWords, WORD_COMPANIONS, WORD_FRAMES, WORD_META,
-};
+use crate::index::record::{Companions, META_DEAD, META_UNSTABLE, WORD_COMPANIONS, WORD_FRAMES, WORD_META};
 use crate::object::ObjectId;
-use crate::pool::body::CHAIN_WORDS;
+use crate::pool::record::RecordWords;
 use crate::shm::mapping::{Mapping, ReadWrite};
 use crate::shm::{Memfd, OwnerAccess, ShmError};
 use crate::sync::shared::{AtomicU64, Ordering, fence};

@@ -8,7 +8,7 @@ use super::chunked::Stack;
 use super::kept::Kept;
 use super::trunks::{Spot, Trunks};
 use crate::cache::{ClientId, CoreError};
-use crate::index::meter::Budget;
+use crate::index::budget::Budget;
 
 /// Parts of a step: to give back one thing that a pin holds.
 const GIVE_BACK: u32 = 4;
@@ -266,8 +266,8 @@ fn limit(what: &'static str, asked: usize, limit: usize) -> CoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::meter::Meter;
-    use crate::index::turn::Turn;
+    use crate::cache::meter::Meter;
+    use crate::cache::turn::Turn;
 
     const A: ClientId = ClientId { slab: 0, nonce: 1 };
     const B: ClientId = ClientId { slab: 0, nonce: 2 };

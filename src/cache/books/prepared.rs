@@ -5,8 +5,8 @@
 //! the incomplete object's until then, and goes with it.
 
 use super::part::Part;
+use crate::index::body::{BODY_HEAD_WORDS, CHAIN_WORDS, INLINE_WORDS, blocks_for};
 use crate::object::Extent;
-use crate::pool::body::{BODY_HEAD_WORDS, CHAIN_WORDS, INLINE_WORDS, blocks_for};
 
 /// What a chain block holds: a link, and words.
 type Line = [u64; CHAIN_WORDS + 1];

@@ -10,11 +10,17 @@ use crate::index::conditions::Conditions;
 use crate::index::counters::{ClientCounters, ReuseCounters};
 use crate::index::slab::{
     PIN_WORDS, SLAB_BYTES, SLAB_CONDITIONS, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_STATS,
-    SLAB_TOUCHED, STAT_WORDS, TOUCHED_WORDS, record_of,
+    SLAB_TOUCHED, STAT_WORDS, TOUCHED_WORDS,
 };
 use crate::shm::lock::byte_is_locked;
 use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
 use crate::sync::shared::Ordering;
+
+/// The record that a word names, if there is one of that number.
+pub(crate) fn record_of(word: u64, records: u32) -> Option<u32> {
+    let record = u32::try_from(word.checked_sub(1)?).ok()?;
+    (record < records).then_some(record)
+}
 
 /// The arena and the liveness file.
 #[derive(Debug)]

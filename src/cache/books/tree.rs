@@ -7,11 +7,11 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::chunked::Chunked;
+use super::numbers::NumberPool;
 use super::policy::{EvictionPolicy, Lru, Position};
 use super::trunks::Trunks;
 use crate::index::record::Companions;
 use crate::pool::RecordState;
-use crate::pool::body::NumberPool;
 
 /// One record in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use super::ends::{EndIncomplete, LaterParts};
 use super::space::Space;
+use crate::cache::turn::Turn;
 use crate::cache::{Core, CoreError, Progress, Work, finish};
-use crate::index::turn::Turn;
 
 /// [`Core::clear`] in turns.
 #[derive(Debug)]

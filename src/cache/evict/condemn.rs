@@ -9,11 +9,12 @@
 
 use crate::cache::books::share::Need;
 use crate::cache::books::wasted::Waste;
+use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError};
-use crate::index::record::{COUNTER_BITS, WORD_KEY, WORD_META, WORD_SHAPE, key_of_words};
-use crate::index::turn::Turn;
+use crate::index::record::{WORD_KEY, WORD_META, WORD_SHAPE};
 use crate::object::ObjectId;
 use crate::pool::RecordState;
+use crate::pool::record::{COUNTER_BITS, key_of_words};
 
 /// Steps that it takes to free an object, besides those for its frames and runs.
 const FREE_STEPS: u32 = 8;

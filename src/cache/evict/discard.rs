@@ -2,9 +2,9 @@
 
 use super::ends::{EndIncomplete, LaterParts};
 use crate::cache::steps::CONDEMN_STEPS;
+use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError, Progress, Work, finish};
 use crate::index::record::WORD_META;
-use crate::index::turn::Turn;
 use crate::keys::ChunkKey;
 use crate::object::ObjectId;
 use crate::pool::RecordState;

@@ -5,8 +5,8 @@
 
 use crate::cache::books::incomplete::{Incomplete, IncompleteKey};
 use crate::cache::books::wasted::Waste;
+use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError};
-use crate::index::turn::Turn;
 
 /// An incomplete object is abandoned, and ends also without need, after so many commits: more than the steps by which
 /// the stages of a pipeline are apart.

@@ -10,9 +10,10 @@
 //! again.
 
 use crate::cache::books::scan::Stage;
+use crate::cache::books::slabs::record_of;
+use crate::cache::turn::Turn;
 use crate::cache::{Core, CoreError, Progress, SLABS, Work};
-use crate::index::slab::{PIN_WORDS, record_of};
-use crate::index::turn::Turn;
+use crate::index::slab::PIN_WORDS;
 use crate::sync::shared::{Ordering, fence};
 
 /// Pin words that are copied at once: sixteen cache lines in a row.

@@ -5,8 +5,8 @@ use crate::cache::books::incomplete::{IncompleteKey, STALE_COMMITS};
 use crate::cache::books::policy::Position;
 use crate::cache::books::share::Need;
 use crate::cache::steps::CONDEMN_STEPS;
+use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError, SLABS};
-use crate::index::turn::Turn;
 
 /// Objects that a batch takes when it can: the fence and the scan of all slabs are paid once for them.
 const BATCH: u64 = 64;

@@ -6,8 +6,8 @@
 
 use crate::cache::books::wasted::{Runs, Waste};
 use crate::cache::steps::{RUN_FRAMES, frame_steps};
+use crate::cache::turn::Turn;
 use crate::cache::{Core, CoreError};
-use crate::index::turn::Turn;
 use crate::object::Extent;
 use crate::pool::body::BodyPiece;
 use crate::pool::{PoolError, RecordState};

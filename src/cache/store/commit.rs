@@ -12,13 +12,13 @@ use crate::cache::core::RankRegistration;
 use crate::cache::evict::ends::EndRivals;
 use crate::cache::evict::ends::{EndIncomplete, LaterParts};
 use crate::cache::steps::frame_steps;
+use crate::cache::turn::Turn;
 use crate::cache::{Core, CoreError};
 use crate::geometry::ObjectKind;
-use crate::index::record::{Holding, RecordWords};
-use crate::index::turn::Turn;
 use crate::object::{CommitOutcome, Extent, ObjectId, StoreItem, count_frames, frames_for};
 use crate::pool::RecordState;
 use crate::pool::body::{MAX_PART_EXTENTS, PartBody};
+use crate::pool::record::{Holding, RecordWords};
 
 /// Steps of finding the places of an object among all incomplete ones; of one that is complete they are close by still.
 const INCOMPLETE_STEPS: u32 = 16;

@@ -13,8 +13,8 @@ use super::publish::Publication;
 use super::runs::{CheckGranted, CheckRuns};
 use crate::cache::books::share::Need;
 use crate::cache::evict::ends::EndIncomplete;
+use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError, Progress, Work, finish};
-use crate::index::turn::Turn;
 use crate::object::{CommitAnswer, CommitOutcome, CommitRequest, Extent, StoreItem, frames_for};
 
 /// Steps of checking the numbers of an item, of storing it, and of marking a tail.

@@ -6,9 +6,9 @@
 
 use crate::cache::books::guarded::{CLIMBED, Guards, MAX_GUARDED};
 use crate::cache::books::incomplete::IncompleteKey;
+use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError};
 use crate::geometry::ObjectKind;
-use crate::index::turn::Turn;
 use crate::keys::ChunkKey;
 use crate::object::{ObjectId, StoreItem};
 

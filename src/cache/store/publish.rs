@@ -7,11 +7,11 @@ use crate::cache::books::index::FreeSlot;
 use crate::cache::books::prepared::{Next, Prepared};
 use crate::cache::evict::ends::{EndIncomplete, EndRivals, LaterParts};
 use crate::cache::steps::{CONDEMN_STEPS, RUN_FRAMES, frame_steps};
+use crate::cache::turn::Turn;
 use crate::cache::{Core, CoreError};
-use crate::index::record::{Body, COUNTER_BITS, Holding, RecordWords, incarnation};
-use crate::index::turn::Turn;
 use crate::object::CommitOutcome;
 use crate::pool::RecordState;
+use crate::pool::record::{Body, COUNTER_BITS, Holding, RecordWords, incarnation};
 
 /// Steps that it takes to publish an object, besides those for its frames, runs and blocks.
 const PUBLISH_STEPS: u32 = 12;

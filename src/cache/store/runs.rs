@@ -1,8 +1,8 @@
 //! Runs that a client names: whether they are its own, and how they stop to be.
 
 use crate::cache::steps::{RUN_FRAMES, frame_steps};
+use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError};
-use crate::index::turn::Turn;
 use crate::object::Extent;
 use crate::pool::Owner;
 

@@ -1,8 +1,8 @@
 //! Objects of more runs and frames than a turn has steps: they are checked, stored, published and freed piece by piece.
 
 use super::*;
+use crate::cache::turn::{TURN_STEPS, Turn};
 use crate::cache::{Progress, Work};
-use crate::index::turn::{TURN_STEPS, Turn};
 
 /// An object of one part in these runs.
 struct Big {

@@ -1,7 +1,7 @@
 //! Random orders of everything, with every invariant checked after each step.
 
 use super::*;
-use crate::index::turn::Turn;
+use crate::cache::turn::Turn;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Reads that take several turns: how many steps, and what others do between them.
 
 use super::*;
-use crate::index::turn::{TURN_STEPS, Turn};
+use crate::cache::turn::{TURN_STEPS, Turn};
 use proptest::prelude::*;
 
 /// Steps of each turn that some work takes. A turn may be overdrawn by what one movement costs.

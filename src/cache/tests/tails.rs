@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Mutex;
 
 use super::*;
-use crate::index::meter::Unlimited;
+use crate::index::budget::Unlimited;
 use crate::index::presence::Limits;
 use crate::index::probe::{Probed, Prober};
 use crate::index::record::RecordView;

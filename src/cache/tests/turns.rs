@@ -1,7 +1,7 @@
 //! Work that is cut into turns: how long each is, what it does in all, and what is there between two of them.
 
 use super::*;
-use crate::index::turn::{TURN_STEPS, Turn};
+use crate::cache::turn::{TURN_STEPS, Turn};
 
 /// What is done between two looks at the turn: the steps that a piece of work may be too long by.
 const OVERRUN: u32 = 64;

@@ -1,5 +1,7 @@
 use super::*;
-use crate::control::{BindError, BindState, Binding, ChunkSizeConfig, NegotiateRequest};
+use crate::control::{
+    BindError, BindState, Binding, ChunkSizeConfig, ControlView, NegotiateRequest, WordError,
+};
 
 fn boot() -> BootInfo {
     BootInfo {

@@ -2,10 +2,11 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 use super::*;
-use crate::index::record::{Holding, incarnation};
+use crate::index::body::blocks_for;
 use crate::keys::ChunkKey;
 use crate::object::Extent;
-use crate::pool::body::{self, PartBody, blocks_for};
+use crate::pool::body::{self, PartBody};
+use crate::pool::record::{Holding, incarnation};
 use crate::shm::ReadOnly;
 
 fn id(n: u64, group: u16) -> ObjectId {

@@ -1,30 +1,10 @@
 //! What is spent of a turn by work whose single movements are shorter than a step.
-//! Nobody waits behind a client that works for itself: it spends nothing.
 
 use super::turn::Turn;
+use crate::index::budget::Budget;
 
 /// Parts of a step.
 const PARTS: u32 = 16;
-
-/// How long work may go on.
-pub(crate) trait Budget {
-    /// Counts parts of steps that were made.
-    fn spend(&mut self, parts: u32);
-
-    /// Whether it is somebody else's turn.
-    fn is_over(&self) -> bool;
-}
-
-/// To the end, at once.
-pub(crate) struct Unlimited;
-
-impl Budget for Unlimited {
-    fn spend(&mut self, _: u32) {}
-
-    fn is_over(&self) -> bool {
-        false
-    }
-}
 
 /// Counts in sixteenths of a step, 30 ns each at the worst. What is begun of a step is spent when it goes.
 pub(crate) struct Meter<'a> {
@@ -61,8 +41,8 @@ impl Drop for Meter<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::turn::TURN_STEPS;
     use super::*;
+    use crate::cache::turn::TURN_STEPS;
 
     #[test]
     fn small_movements_add_up_to_a_turn() {

@@ -6,7 +6,7 @@
 
 /// Steps in one turn. An ordinary lookup takes more than 96 and is to be one turn, of 20 us; kinds whose steps miss
 /// the caches count more of them, so that 128 stay well below the 100 us that a turn may take.
-pub const TURN_STEPS: u32 = 128;
+pub(crate) const TURN_STEPS: u32 = 128;
 
 /// What is left of a turn.
 #[derive(Debug)]

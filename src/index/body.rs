@@ -1,0 +1,123 @@
+//! The body of a record: where each part of an object lies. Index and directory store it alike. This is how it is
+//! read; the server writes it.
+//!
+//! Per part, in rank order, one word `bytes << 16 | extents`, the checksum and that many extent words. The
+//! first six words are in the record, the rest in chain blocks of seven words and a link.
+
+use crate::object::Extent;
+use crate::shm::mapping::{Access, Mapping};
+
+/// Body words inside a record.
+pub(crate) const INLINE_WORDS: usize = 6;
+/// Words of a part before its extents: one of both counts, and the checksum.
+pub(crate) const BODY_HEAD_WORDS: usize = 2;
+/// Bytes of a chain block.
+pub(crate) const CHAIN_BYTES: usize = 64;
+/// Body words in a chain block.
+pub(crate) const CHAIN_WORDS: usize = 7;
+/// Chain blocks that a pool of `frames` frames needs at most.
+pub(crate) const fn chain_blocks(frames: u32) -> u32 {
+    frames / 2 + 64
+}
+
+/// Chain blocks that a body of `words` words needs.
+pub(crate) const fn blocks_for(words: usize) -> usize {
+    words.saturating_sub(INLINE_WORDS).div_ceil(CHAIN_WORDS)
+}
+
+/// One part of a body: its bytes, its checksum, and its runs appended to `extents`. `None` when the words are
+/// not a body.
+pub(crate) fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<(u64, u64)> {
+    let mut at = 0;
+    for _ in 0..part {
+        at += BODY_HEAD_WORDS + (words.get(at)? & 0xffff) as usize;
+    }
+    let (bytes, checksum, runs) = part_at(words, at)?;
+    extents.extend(runs.iter().map(|w| Extent::from_word(*w)));
+    Some((bytes, checksum))
+}
+
+/// The part that begins at a word: bytes, checksum and words of its runs.
+pub(crate) fn part_at(words: &[u64], at: usize) -> Option<(u64, u64, &[u64])> {
+    let &[head, checksum] = words.get(at..at + BODY_HEAD_WORDS)? else {
+        return None;
+    };
+    let first = at + BODY_HEAD_WORDS;
+    let runs = words.get(first..first + (head & 0xffff) as usize)?;
+    Some((head >> 16, checksum, runs))
+}
+
+/// The chain blocks of one region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChainArea {
+    /// Offset of block 0.
+    pub base: usize,
+    /// Number of blocks.
+    pub blocks: u32,
+}
+
+impl ChainArea {
+    /// Reads the words of a body: `body` is the record's body word, `inline` its first words.
+    ///
+    /// Relaxed loads: the caller checks afterwards that the record has not changed. `None` when a link
+    /// leads outside of the area, which only a record that is being changed can have.
+    pub(crate) fn read<A: Access>(
+        self,
+        mapping: &Mapping<A>,
+        body: u64,
+        inline: &[u64; INLINE_WORDS],
+        words: &mut Vec<u64>,
+    ) -> Option<()> {
+        let count = (body & 0xffff_ffff) as usize;
+        if blocks_for(count) > self.blocks as usize {
+            return None;
+        }
+        words.clear();
+        words.extend_from_slice(&inline[..count.min(INLINE_WORDS)]);
+        let mut link = body >> 32;
+        while words.len() < count {
+            let block = u32::try_from(link.checked_sub(1)?)
+                .ok()
+                .filter(|b| *b < self.blocks)?;
+            let mut line = [0; CHAIN_WORDS + 1];
+            mapping.load_words(self.at(block), &mut line).ok()?;
+            let take = (count - words.len()).min(CHAIN_WORDS);
+            words.extend_from_slice(&line[1..=take]);
+            link = line[0];
+        }
+        Some(())
+    }
+
+    pub(crate) fn at(self, block: u32) -> usize {
+        self.base + block as usize * CHAIN_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::{Memfd, OwnerAccess};
+
+    #[test]
+    fn a_broken_chain_is_refused() {
+        let memfd = Memfd::create("body", 1 << 16, OwnerAccess::Read).unwrap();
+        let mapping = memfd.map().unwrap();
+        let area = ChainArea {
+            base: 4096,
+            blocks: 16,
+        };
+        let mut words = Vec::new();
+        // A link of 0, a link behind the area, more words than the area can hold.
+        for body in [9, 17 << 32 | 9, 1 << 32 | 0xffff_ffff] {
+            let inline = [0; INLINE_WORDS];
+            assert!(area.read(&mapping, body, &inline, &mut words).is_none());
+        }
+        // A cycle ends after as many words as the record claims.
+        mapping.store_words(4096, &[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        assert!(
+            area.read(&mapping, 1 << 32 | 100, &[0; INLINE_WORDS], &mut words)
+                .is_some()
+        );
+        assert_eq!(words.len(), 100);
+    }
+}
