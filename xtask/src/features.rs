@@ -8,7 +8,14 @@ use anyhow::{Result, bail};
 use crate::command::{self, cargo};
 
 /// What only the server and the command line need.
-const OF_THE_SERVER: [&str; 5] = ["clap", "sd-notify", "tokio", "toml", "tracing-subscriber"];
+const OF_THE_SERVER: [&str; 6] = [
+    "clap",
+    "sd-notify",
+    "tokio",
+    "toml",
+    "tracing",
+    "tracing-subscriber",
+];
 
 /// What reads and writes JSON. The Python module needs it for descriptions of engines, the client alone does not.
 const OF_JSON: [&str; 2] = ["serde", "serde_json"];

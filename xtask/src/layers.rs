@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use proc_macro2::TokenTree;
 
 use crate::paths;
 use crate::sources::Source;
@@ -19,6 +20,15 @@ const ORDER: [&str; 15] = [
 /// Imports that the order would allow and the design does not: the client library has to stay separable from
 /// the server.
 const FORBIDDEN: [(&str, &str); 3] = [("client", "pool"), ("client", "cache"), ("client", "server")];
+
+/// Modules that the bare client is built without, and the feature that adds each.
+const ADDED: [(&str, &str); 5] = [
+    ("describe", "describe"),
+    ("pool", "server"),
+    ("cache", "server"),
+    ("server", "server"),
+    ("cli", "cli"),
+];
 
 /// An import that breaks the order.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,6 +48,9 @@ struct Edge {
 
 /// Prints every import against the order.
 pub(crate) fn run(sources: &[Source]) -> Result<()> {
+    for source in sources.iter().filter(|source| source.file.ends_with("lib.rs")) {
+        bare(source)?;
+    }
     let violations = check(sources)?;
     if violations.is_empty() {
         return Ok(());
@@ -56,6 +69,34 @@ pub(crate) fn run(sources: &[Source]) -> Result<()> {
         violations.len(),
         ORDER.join(" < ")
     )
+}
+
+/// Checks that the crate's root declares what the bare client is to be without under its feature. Nothing else can then
+/// name it where the feature is missing: the `clippy` step builds that.
+fn bare(root: &Source) -> Result<()> {
+    let mut attributes = String::new();
+    let mut tokens = root.tokens.clone().into_iter();
+    while let Some(token) = tokens.next() {
+        match &token {
+            TokenTree::Group(group) => attributes += &group.to_string(),
+            TokenTree::Ident(word) if word == "mod" => {
+                let name = tokens.next().map(|name| name.to_string()).unwrap_or_default();
+                let added = ADDED.iter().find(|(module, _)| *module == name);
+                if let Some((module, feature)) = added
+                    && !attributes.contains(&format!("feature = \"{feature}\""))
+                {
+                    bail!(
+                        "{}:{}: `mod {module}` is in the bare client; put `#[cfg(feature = \"{feature}\")]` before it",
+                        root.file.display(),
+                        token.span().start().line
+                    );
+                }
+            }
+            TokenTree::Punct(punct) if punct.as_char() == ';' => attributes.clear(),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn check(sources: &[Source]) -> Result<Vec<Violation>> {
@@ -205,6 +246,17 @@ mod tests {
         let found = violations(&[("client/mod.rs", "use crate::{cache::Index, server::Session};")]).unwrap();
         let found: Vec<&str> = found.iter().map(|violation| violation.imports.as_str()).collect();
         assert_eq!(found, ["cache", "server"]);
+    }
+
+    #[test]
+    fn the_root_declares_what_the_bare_client_is_without_under_its_feature() {
+        let of = |text: &str| bare(&made_up(&[("lib.rs", text)])[0]);
+        let gated =
+            "#[cfg(all(feature = \"server\", not(loom)))] #[doc(hidden)] pub mod cache; pub mod client;";
+        of(gated).unwrap();
+        let error = of("#[cfg(feature = \"server\")]\npub mod pool;\n\npub mod cache;").unwrap_err();
+        assert!(error.to_string().contains("lib.rs:4: `mod cache`"), "{error}");
+        of("#[cfg(feature = \"cli\")] pub mod server;").unwrap_err();
     }
 
     #[test]
