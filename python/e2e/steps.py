@@ -160,7 +160,7 @@ class Steps:
         """What must never happen: the promise's pins are gone, and with them the objects."""
         role = self._scheduler_role()
         for state in role._states.values():
-            role._client.end_session(state.session)
+            role._client.end_session(state.label)
             state.held_pin = 0
         self._clear()
 

@@ -425,7 +425,7 @@ fn seconds(what: &str, value: f64) -> PyResult<Duration> {
 /// What a lookup asks about a prompt. `limits`: the hit is at most that long, and that much need not be loaded.
 fn question<'a>(
     seed: Key,
-    session: u64,
+    label: u64,
     chain: &'a KeyChain,
     tails: &'a ChainTails<'a>,
     limits: (u64, u64),
@@ -433,7 +433,7 @@ fn question<'a>(
 ) -> LookupRequest<'a> {
     LookupRequest {
         domain_seed: seed.0,
-        label: session,
+        label,
         keys: chain.full(),
         tails,
         max_tokens: limits.0,

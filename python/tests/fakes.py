@@ -240,7 +240,7 @@ class Client:
         return self.healthy or self.late
 
     def lookup_start(
-        self, seed: bytes, session: int, chain: Any, step: int, cap: int, local: int, pin: bool
+        self, seed: bytes, label: int, chain: Any, step: int, cap: int, local: int, pin: bool
     ) -> int:
         self.asked.append({"tokens": len(chain), "step": step, "cap": cap, "local": local, "pin": pin})
         self._tickets += 1
@@ -265,8 +265,8 @@ class Client:
         for pin in pins:
             self.pinned.remove(pin)  # a second release of a pin is a mistake
 
-    def end_session(self, session: int) -> None:
-        self.ended.append(session)
+    def end_session(self, label: int) -> None:
+        self.ended.append(label)
 
     def clear(self) -> bool:
         self.cleared += 1
@@ -295,7 +295,7 @@ class Client:
         for name, count in tokens.items():
             self.tokens[name] = self.tokens.get(name, 0) + count
 
-    def load(self, session: int, part: int, runs: Sequence[LoadRun]) -> list[list[bool]]:
+    def load(self, label: int, part: int, runs: Sequence[LoadRun]) -> list[list[bool]]:
         self.parts.append(part)
         self.loaded.append(objects(runs))
         if isinstance(self.load_answer, Exception):

@@ -37,7 +37,7 @@ class Lookups:
             pending = None
         if pending is None:
             chain = state.chain_to(state.known_tokens, seed, chunk_size)
-            ticket = self._client.lookup_start(seed, state.session, chain, self._step, cap, local, pin)
+            ticket = self._client.lookup_start(seed, state.label, chain, self._step, cap, local, pin)
             pending = state.pending = Pending(ticket, cap, local, pin)
         hit = self._result(pending.ticket)
         if hit is not None:
@@ -55,7 +55,7 @@ class Lookups:
     ) -> Answer | None:
         """A hit of exactly `total` tokens, pinned, or nothing. May wait for the server up to the deadline."""
         chain = state.chain_to(state.known_tokens, seed, chunk_size)
-        hit = self._client.lookup(seed, state.session, chain, self._step, total, local, True)
+        hit = self._client.lookup(seed, state.label, chain, self._step, total, local, True)
         if hit.hit_tokens == total:
             return hit
         if hit.pin:

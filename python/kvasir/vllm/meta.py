@@ -80,7 +80,7 @@ class Load:
     """Blocks of one request to fill."""
 
     request_id: str
-    session: int
+    label: int
     runs: list[LoadRun]
     by_server: list[list[LoadRun]] = dataclasses.field(default_factory=list)
     """Runs per server, only where the servers do not all name the same objects."""

@@ -18,19 +18,19 @@ class Offers:
         self._release = release
         self._notes = notes
         self._open: dict[int, RequestState] = {}
-        """By session."""
+        """By label."""
         self.given_up = 0
         """Offers whose pins had to go for another request's hit."""
 
     def make(self, state: RequestState, offer: Offer) -> None:
         """Opens an offer; an earlier one of the same request has been withdrawn."""
         state.offer = offer
-        self._open[state.session] = state
+        self._open[state.label] = state
 
     def take(self, state: RequestState) -> Offer | None:
         """Ends an offer and hands its pin over."""
         offer, state.offer = state.offer, None
-        self._open.pop(state.session, None)
+        self._open.pop(state.label, None)
         return offer
 
     def withdraw(self, state: RequestState) -> None:

@@ -45,13 +45,13 @@ class RequestState:
         "adapter", "adapter_changes", "adapter_entry", "adapter_local", "bypass", "chain", "covered",
         "failed", "furthest", "grown", "hashed", "held_pin", "loaded", "local", "next_chunk",
         "no_load", "no_store", "offer", "pending", "prompt_tail_done", "reach", "recheck", "request", "resets",
-        "served", "session", "tail_end", "unit",
+        "served", "label", "tail_end", "unit",
     )  # fmt: skip
 
-    def __init__(self, request: Any, session: int, object_groups: int) -> None:
+    def __init__(self, request: Any, label: int, object_groups: int) -> None:
         params = _params(request)
         self.request = request
-        self.session = session
+        self.label = label
         self.bypass = _bypasses(request)
         self.adapter_entry: Entry | None = None
         """Of a request with an adapter."""

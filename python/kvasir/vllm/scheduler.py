@@ -96,7 +96,7 @@ class SchedulerRole:
         self._workers = Workers(notes)
         self._rank_reports: dict[int, RankReport] = {}
         self._states: dict[str, RequestState] = {}
-        self._sessions = itertools.count(1)
+        self._labels = itertools.count(1)
         self._offers = Offers(self._release, notes)
         self._loads: list[Load] = []
         self._step_loads: list[tuple[str, int | Pins]] = []
@@ -205,7 +205,7 @@ class SchedulerRole:
     def _state(self, request: Any) -> RequestState:
         state = self._states.get(request.request_id)
         if state is None:
-            state = RequestState(request, next(self._sessions), self._group_count)
+            state = RequestState(request, next(self._labels), self._group_count)
             state.no_store = state.no_store or not self._settings.stores
             if self._counts_media and getattr(request, "mm_features", None):
                 state.bypass = True
@@ -274,7 +274,7 @@ class SchedulerRole:
             return
         state = self._state(request)
         offer = self._offers.take(state)
-        load = Load(request.request_id, state.session, [], broken=True, adapter=state.adapter)
+        load = Load(request.request_id, state.label, [], broken=True, adapter=state.adapter)
         # In the plan whatever happens below: a load that nobody reports would leave its request waiting for ever.
         self._loads.append(load)
         local = offer.local if offer else 0
@@ -470,7 +470,7 @@ class SchedulerRole:
         self._lookups.drop(state)
         self._release(state.held_pin)
         if state.chain is not None:
-            self._client.end_session(state.session)
+            self._client.end_session(state.label)
 
     def reset(self) -> bool:
         """Drops every unpinned object of the server, and makes keys for new weights from here on.

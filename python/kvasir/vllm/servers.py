@@ -197,11 +197,11 @@ class Servers:
     # Lookups
 
     def lookup_start(
-        self, seed: bytes, session: int, chain: KeyChain, tail_step: int,
+        self, seed: bytes, label: int, chain: KeyChain, tail_step: int,
         max_tokens: int, local_tokens: int, pin: bool = True,
     ) -> int:  # fmt: skip
         """Asks all servers at once."""
-        question = (seed, session, chain, tail_step)
+        question = (seed, label, chain, tail_step)
         tickets: list[int | None] = [
             client.lookup_start(*question, max_tokens, local_tokens, pin) for client in self._clients
         ]
@@ -305,10 +305,10 @@ class Servers:
             if own:
                 client.release(own)
 
-    def end_session(self, session: int) -> None:
-        """Drops every pin of a session."""
+    def end_session(self, label: int) -> None:
+        """Drops every pin under a label."""
         for client in self._clients:
-            client.end_session(session)
+            client.end_session(label)
 
     def count_reuse(self, **tokens: int) -> None:
         """Counts tokens at every server: each has its parts of all of them."""

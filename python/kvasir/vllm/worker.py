@@ -195,7 +195,7 @@ class WorkerRole:
                 self._client.count_failed_loads(max(sum(run.num_objects for run in runs), 1))
             return _all_blocks(load, runs)
         try:
-            good = self._load(load.session, runs)
+            good = self._load(load.label, runs)
         except Exception as error:  # never into the engine: what was not loaded is computed
             self._notes.failure("load", "loading", error)
             return _all_blocks(load, runs)
@@ -205,11 +205,11 @@ class WorkerRole:
                 bad |= run.blocks_of(at for at, was_fine in enumerate(fine) if not was_fine)
         return bad
 
-    def _load(self, session: int, runs: Sequence[LoadRun]) -> list[Sequence[bool]]:
+    def _load(self, label: int, runs: Sequence[LoadRun]) -> list[Sequence[bool]]:
         """Per run which of its objects were loaded."""
         good: list[Sequence[bool]] = [()] * len(runs)
         for part, places in self._rank.by_part(run.group for run in runs).items():
-            for at, fine in zip(places, self._client.load(session, part, [runs[at] for at in places])):
+            for at, fine in zip(places, self._client.load(label, part, [runs[at] for at in places])):
                 good[at] = fine
         return good
 
