@@ -378,7 +378,7 @@ impl Bench {
         let mut other = other;
         other.lock = None;
         self.measure(
-            "death of a client with as many runs of credit",
+            "death of a client with as many granted runs",
             ClientGone::new(other.id),
         );
         let mut engine = engine;

@@ -12,16 +12,13 @@ mod engine;
 use std::error::Error;
 use std::path::Path;
 
-use engine::{BLOCK_TOKENS, Result, agree, ask, connect, domain, keys};
+use engine::{BLOCK_TOKENS, Result, agree, ask, connect, keys};
 use kvasir::client::{ClientError, ClientKind, ErrorCode};
 
 fn main() -> Result<()> {
     let socket = std::env::args_os().nth(1).ok_or("usage: lookup SOCKET")?;
     let client = connect(Path::new(&socket), ClientKind::Scheduler)?;
-    // A scheduler agrees on the chunk size as every rank does. It registers nothing: it has no KV cache. So it computes
-    // the seed that the ranks are told when they register.
-    let chunk_tokens = agree(&client)?;
-    let seed = domain(1, chunk_tokens).domain_seed()?;
+    let (chunk_tokens, seed) = agree(&client, 1)?;
 
     let stored: Vec<u32> = (0..(3 * chunk_tokens + BLOCK_TOKENS) as u32).collect();
     let mut another_end = stored.clone();

@@ -13,22 +13,21 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::thread;
 
-use engine::{BLOCK_BYTES, BLOCK_TOKENS, Engine, Result, agree, ask, connect, domain, keys};
+use engine::{BLOCK_BYTES, BLOCK_TOKENS, Engine, Result, agree, ask, connect, keys};
 use kvasir::client::{ClientKind, LoadRequest, ObjectId, StoreRequest};
 use kvasir::keys::KeyChain;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args_os().skip(1);
     let socket = arguments.next().ok_or("usage: many_ranks SOCKET [RANKS]")?;
-    let ranks: u32 = match arguments.next() {
+    let ranks: u16 = match arguments.next() {
         Some(ranks) => ranks.to_string_lossy().parse()?,
         None => 4,
     };
     let scheduler = connect(Path::new(&socket), ClientKind::Scheduler)?;
 
     // All ranks compute the same keys: a part is named by the object and its number.
-    let chunk_tokens = agree(&scheduler)?;
-    let seed = domain(ranks, chunk_tokens).domain_seed()?;
+    let (chunk_tokens, seed) = agree(&scheduler, ranks)?;
     let tokens: Vec<u32> = (0..chunk_tokens as u32).map(|token| token + 1000).collect();
     let chain = keys(seed, chunk_tokens, &tokens)?;
 
@@ -38,7 +37,7 @@ fn main() -> Result<()> {
     for rank in 0..ranks {
         let engine = Engine::start(Path::new(&socket), rank, ranks)?;
         let before = ask(&scheduler, seed, &chain, 0)?;
-        let outcome = store(&engine, rank as usize, &chain)?;
+        let outcome = store(&engine, rank.into(), &chain)?;
         let after = ask(&scheduler, seed, &chain, 0)?;
         println!(
             "rank {rank} registered: hit {}; stored its part: {outcome}, hit {} of {chunk_tokens} tokens",

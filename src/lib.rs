@@ -24,15 +24,15 @@
 //!
 //! # Modules, in the order in which to read them
 //!
-//! 1. [`client`]: connect, negotiate, register, store, look up, load. What an engine calls.
+//! 1. [`client`]: connect, join, store, look up, load. What an engine calls.
 //! 2. [`keys`]: from tokens to keys.
 //! 3. [`geometry`]: from an engine's KV cache groups to spans, chunk size and bytes.
 //! 4. [`wire`]: the messages, for those who write another client.
 //! 5. `server`: settings, and how to run one. Its parts are the crate's own.
 //!
 //! Below these lie, from the bottom up, shared memory (`shm`), the agreement on the chunk size (`control`), the
-//! copies (`copy`), the pool (`pool`) and the index (`cache`). They are public for the tests and benches of the
-//! repository alone.
+//! copies (`copy`), the index (`index`), the pool (`pool`) and the server's half of the cache (`cache`). They are
+//! public for the tests and benches of the repository alone.
 //!
 //! # A whole engine
 //!
@@ -60,18 +60,8 @@
 //! };
 //! wait(&|| client.is_healthy());
 //!
-//! // Negotiate: a chunk is a multiple of this engine's blocks of 16 tokens.
-//! let spans = vec![GroupSpan { group: 0, tokens: 16 }];
-//! let agreed = client.negotiate(Negotiate {
-//!     required_alignment: 16,
-//!     spans: spans.clone(),
-//!     preferred_base: 256,
-//!     previous_size: 0,
-//!     binding_domain: None,
-//! })?;
-//! assert_eq!(agreed.chunk_size, 256);
-//!
-//! // Register: where the pages of 64 blocks lie, [layer, block, page], and what they hold.
+//! // Join: where the pages of 64 blocks of 16 tokens lie, [layer, block, page], and what they hold. Both sides agree on
+//! // the size of a chunk, a multiple of the blocks. (One by one: `negotiate`, `set_memory`, `register`.)
 //! let (blocks, page) = (64, 1024);
 //! let kv = HostMemory::zeroed(2 * blocks * page);
 //! let layer = |layer: usize| LayerPages {
@@ -81,9 +71,7 @@
 //!     page_bytes: page as u64,
 //! };
 //! let pages = KvGroupPages { tokens_per_block: 16, layers: vec![layer(0), layer(1)] };
-//! let groups = vec![ObjectGroupPages { group: 0, kv_groups: vec![pages] }];
-//! client.set_memory(KvMemory::new(vec![kv.clone()], groups, blocks as u64)?);
-//! let seed = client.register(RegisterKvCache {
+//! let Joined { chunk_tokens, seed } = client.join(Rank {
 //!     domain: Domain {
 //!         model: "tour/model".into(),
 //!         weights_id: b"revision 1".to_vec(),
@@ -93,21 +81,12 @@
 //!     },
 //!     rank: 0,
 //!     world_size: 1,
-//!     required_alignment: 16,
-//!     spans,
-//!     groups: vec![GroupRegistration {
-//!         group: 0,
-//!         kind: ObjectKind::Full,
-//!         parts: 1,
-//!         part: 0,
-//!         unit_bytes: 2 * page as u64,
-//!     }],
-//!     layers: 2,
+//!     preferred_chunk: 256,
+//!     memory: vec![kv.clone()],
+//!     groups: vec![(ObjectKind::Full, ObjectGroupPages { group: 0, kv_groups: vec![pages] })],
 //!     blocks: blocks as u64,
-//!     payload_path: PayloadPath::ShmDirect,
-//!     stores: true,
-//!     copy_path: String::new(),
 //! })?;
+//! assert_eq!(chunk_tokens, 256);
 //!
 //! // Store: a prompt of one chunk, whose KV cache lies in blocks 1 to 16. Every block holds other bytes.
 //! let tokens: Vec<u32> = (0..256).collect();

@@ -16,14 +16,14 @@ fn minor_faults() -> u64 {
 fn stores_into_granted_space_take_no_fault_for_each_page() {
     let place = Place::with_server();
     place.wait_prefaulted();
-    // 2 layers x 2 KiB rows x 64 tokens = 256 KiB an object, in 1 MiB of credit.
+    // 2 layers x 2 KiB rows x 64 tokens = 256 KiB an object, in 1 MiB that is granted.
     let engine = Engine::start(&place, &Shape::plain(2048, 0), 1);
     engine.fill(1);
-    let credit = engine.client.reserve(0).unwrap();
-    assert_eq!(credit, 1 << 20);
+    let granted = engine.client.reserve(0).unwrap();
+    assert_eq!(granted, 1 << 20);
     eventually("the space to be populated", || {
         let stats = engine.client.stats();
-        stats.populated_bytes + stats.unpopulated_bytes >= credit
+        stats.populated_bytes + stats.unpopulated_bytes >= granted
     });
     // Linux has done this since 5.14.
     assert_eq!(engine.client.stats().unpopulated_bytes, 0);
@@ -47,7 +47,7 @@ fn stores_into_granted_space_take_no_fault_for_each_page() {
     // The space that replaced what was used is seen to as well, each frame once.
     eventually("the new space to be populated", || {
         let stats = engine.client.stats();
-        stats.populated_bytes == credit + 4 * (256 << 10)
+        stats.populated_bytes == granted + 4 * (256 << 10)
     });
 }
 

@@ -3,12 +3,8 @@
 mod client_support;
 
 use client_support::*;
-use kvasir::client::{
-    ClientConfig, ClientError, KvGroupPages, LayerPages, LoadRequest, ObjectGroupPages, StoreOutcome,
-    StoreRequest,
-};
+use kvasir::client::{ClientConfig, ClientError, LoadRequest, StoreOutcome, StoreRequest};
 use kvasir::copy::CopyEngine;
-use kvasir::geometry::ObjectKind;
 use kvasir::object::{ClientKind, ObjectId};
 
 /// Rows of one page per token: latent attention, single bytes, odd sizes, more than a page of memory.
@@ -246,12 +242,12 @@ fn what_is_there_can_be_asked_before_it_is_copied() {
 }
 
 #[test]
-fn a_store_larger_than_its_credit_takes_several_commits() {
+fn a_store_larger_than_its_grant_takes_several_commits() {
     // Loads of one call may pin a quarter of the pool.
     let mut place = Place::empty(&["--pool-size", "128MiB", "--chunk-size", "64"]);
     place.start();
     place.wait_prefaulted();
-    // 2 layers x 16 KiB rows x 64 tokens = 2 MiB an object, with 1 MiB of credit.
+    // 2 layers x 16 KiB rows x 64 tokens = 2 MiB an object, with 1 MiB granted.
     let shape = Shape::plain(16384, 0);
     let (writer, reader) = (Engine::start(&place, &shape, 1), Engine::start(&place, &shape, 2));
     writer.fill(5);
@@ -310,54 +306,10 @@ fn a_pool_without_room_drops_stores_and_counts_them() {
     assert_published(&second.client.store(&[item()], &[]).unwrap());
 }
 
-/// Two KV cache groups of different spans in one object group, a window group and a recurrent one.
-fn hybrid() -> Shape {
-    let layer = |region, offset, page_bytes, gap| LayerPages {
-        region,
-        offset,
-        block_stride: page_bytes + gap,
-        page_bytes,
-    };
-    let kv = |tokens_per_block, layers| KvGroupPages {
-        tokens_per_block,
-        layers,
-    };
-    let group = |group, kind, kv_groups| Group {
-        kind,
-        pages: ObjectGroupPages { group, kv_groups },
-    };
-    Shape {
-        alignment: 32,
-        groups: vec![
-            group(
-                0,
-                ObjectKind::Full,
-                vec![
-                    kv(16, vec![layer(0, 0, 1000, 24), layer(1, 0, 17, 0)]),
-                    kv(32, vec![layer(2, 8, 4097, 7)]),
-                ],
-            ),
-            group(
-                1,
-                ObjectKind::Window { tokens: 40 },
-                vec![kv(16, vec![layer(3, 0, 500, 0)])],
-            ),
-            group(
-                2,
-                ObjectKind::Recurrent,
-                vec![kv(32, vec![layer(4, 0, 70_000, 0)])],
-            ),
-        ],
-        regions: vec![1024 * 64, 17 * 64, 8 + 4104 * 64, 500 * 64, 70_000 * 64],
-        blocks: 64,
-        ..Shape::plain(1, 0)
-    }
-}
-
 #[test]
 fn hybrid_objects_keep_their_groups_apart() {
     let place = Place::with_server();
-    let shape = hybrid();
+    let shape = Shape::hybrid();
     let (writer, reader) = (Engine::start(&place, &shape, 1), Engine::start(&place, &shape, 2));
     writer.fill(11);
     let chain = writer.chain(2 * CHUNK + 1, 1);

@@ -10,9 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use kvasir::client::{
-    Client, ClientConfig, ClientKind, Domain, GroupRegistration, GroupSpan, HostMemory, KvGroupPages,
-    KvMemory, LayerPages, LookupAnswer, LookupRequest, Negotiate, ObjectGroupPages, ObjectKind, PayloadPath,
-    RegisterKvCache, Tail, TailList,
+    Client, ClientConfig, ClientKind, Domain, GroupSpan, HostMemory, Joined, KvGroupPages, LayerPages,
+    LookupAnswer, LookupRequest, Negotiate, ObjectGroupPages, ObjectKind, Rank, Tail, TailList,
 };
 use kvasir::keys::{ChunkKey, DomainFields, Extras, KeyChain};
 
@@ -20,6 +19,8 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const LAYERS: u64 = 2;
 pub const BLOCKS: u64 = 256;
+/// Tokens of a chunk, if no other engine has decided.
+const CHUNK_TOKENS: u64 = 256;
 /// Tokens of one block of the engine's block table.
 pub const BLOCK_TOKENS: u64 = 16;
 /// Bytes of one block in one layer.
@@ -37,11 +38,10 @@ pub struct Engine {
 
 impl Engine {
     /// Connects rank `rank` of `world`, and tells the server what it holds.
-    pub fn start(socket: &Path, rank: u32, world: u32) -> Result<Self> {
+    pub fn start(socket: &Path, rank: u16, world: u16) -> Result<Self> {
         let client = connect(socket, ClientKind::Worker)?;
-        // First both sides agree on the size of a chunk: a multiple of the engine's blocks.
-        let chunk_tokens = agree(&client)?;
-        // Then the engine says where its pages are. `kv` and the client's handle name the same bytes.
+        // Both sides agree on the size of a chunk, a multiple of the engine's blocks. The engine says where its pages are,
+        // and what they hold. `kv` and the client's handle name the same bytes.
         let kv = HostMemory::zeroed((BLOCKS * BLOCK_BYTES) as usize);
         let layer = |layer| LayerPages {
             region: 0,
@@ -53,37 +53,18 @@ impl Engine {
             tokens_per_block: BLOCK_TOKENS,
             layers: (0..LAYERS).map(layer).collect(),
         };
-        let groups = vec![ObjectGroupPages {
+        let pages = ObjectGroupPages {
             group: 0,
             kv_groups: vec![pages],
-        }];
-        client.set_memory(KvMemory::new(vec![kv.clone()], groups, BLOCKS)?);
-        // And what they hold. Each rank of a tensor parallel engine holds one part of every object.
-        let domain = domain(world, chunk_tokens);
-        let seed = client.register(RegisterKvCache {
-            domain: Domain {
-                model: domain.model,
-                weights_id: domain.weights_id,
-                kv_dtype: domain.kv_dtype,
-                fingerprint: domain.fingerprint,
-                parallel_shape: domain.parallel_shape,
-            },
+        };
+        let Joined { chunk_tokens, seed } = client.join(Rank {
+            domain: domain(world),
             rank,
             world_size: world,
-            required_alignment: BLOCK_TOKENS,
-            spans: spans(),
-            groups: vec![GroupRegistration {
-                group: 0,
-                kind: ObjectKind::Full,
-                parts: world as u16,
-                part: rank as u16,
-                unit_bytes: BLOCK_BYTES,
-            }],
-            layers: LAYERS as u32,
+            preferred_chunk: CHUNK_TOKENS,
+            memory: vec![kv.clone()],
+            groups: vec![(ObjectKind::Full, pages)],
             blocks: BLOCKS,
-            payload_path: PayloadPath::ShmDirect,
-            stores: true,
-            copy_path: String::new(),
         })?;
         Ok(Self {
             client,
@@ -130,34 +111,40 @@ pub fn connect(socket: &Path, kind: ClientKind) -> Result<Client> {
     Ok(client)
 }
 
-/// Agrees on the chunk size: the server's, or what it takes for this engine's blocks to fit.
-pub fn agree(client: &Client) -> Result<u64> {
+/// What a scheduler does, which has no KV cache to join with: it agrees on the chunk size as the ranks do, and computes the
+/// seed that they are told.
+pub fn agree(client: &Client, world: u16) -> Result<(u64, ChunkKey)> {
+    let spans = vec![GroupSpan {
+        group: 0,
+        tokens: BLOCK_TOKENS,
+    }];
     let agreed = client.negotiate(Negotiate {
         required_alignment: BLOCK_TOKENS,
-        spans: spans(),
-        preferred_base: 256,
+        spans,
+        preferred_base: CHUNK_TOKENS,
         previous_size: 0,
         binding_domain: None,
     })?;
-    Ok(agreed.chunk_size)
-}
-
-fn spans() -> Vec<GroupSpan> {
-    vec![GroupSpan {
-        group: 0,
-        tokens: BLOCK_TOKENS,
-    }]
+    let domain = domain(world);
+    let fields = DomainFields {
+        model: domain.model,
+        weights_id: domain.weights_id,
+        kv_dtype: domain.kv_dtype,
+        fingerprint: domain.fingerprint,
+        parallel_shape: domain.parallel_shape,
+        chunk_size: agreed.chunk_size,
+    };
+    Ok((agreed.chunk_size, fields.domain_seed()?))
 }
 
 /// All that decides about the bytes of a chunk beside its tokens: engines of one domain share objects.
-pub fn domain(world: u32, chunk_tokens: u64) -> DomainFields {
-    DomainFields {
+fn domain(world: u16) -> Domain {
+    Domain {
         model: "example/model".into(),
         weights_id: b"revision 1".to_vec(),
         kv_dtype: "bfloat16".into(),
         fingerprint: b"[layers, blocks, page]".to_vec(),
         parallel_shape: format!("tp={world}"),
-        chunk_size: chunk_tokens,
     }
 }
 

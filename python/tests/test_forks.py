@@ -17,7 +17,7 @@ def _sleep() -> None:
 
 
 def _victim(pipe: Connection, socket: str) -> None:
-    """An engine with credit and a pinned object, and a child that multiprocessing forks."""
+    """An engine with granted space and a pinned object, and a child that multiprocessing forks."""
     engine = Engine(socket, 2)
     seed = engine.register()
     engine.fill(3)

@@ -7,6 +7,7 @@
 //!   link      Core: the one link to a server, what is remembered, recovery
 //!               Session: one connection's mappings, lock byte, pins, granted space
 //!               Connection: frames over the socket, with a deadline
+//! join      what most engines say once they are connected, in one call
 //! memory    KvMemory: the engine's pages, and in which order an object holds them
 //! ```
 //!
@@ -26,6 +27,7 @@ mod client;
 mod config;
 mod error;
 mod extents;
+mod join;
 mod link;
 mod lookup;
 mod memory;
@@ -34,6 +36,7 @@ mod payload;
 pub use self::client::Client;
 pub use self::config::{ClientConfig, MAX_WAIT, Maps};
 pub use self::error::ClientError;
+pub use self::join::{Joined, Rank};
 pub use self::link::stats::ClientStats;
 pub use self::lookup::lookup::{LookupAnswer, Pin};
 pub use self::lookup::tickets::Ticket;

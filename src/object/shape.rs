@@ -37,7 +37,7 @@ pub struct DomainShape {
     pub chunk_size: u32,
     /// Tokens that every boundary is a multiple of.
     pub alignment: u64,
-    /// Number of the full-attention group whose records tell what is beside them.
+    /// Number of the full-attention group whose records tell their companions.
     pub anchor: Option<u16>,
     /// Object groups in ascending order.
     pub groups: Vec<GroupShape>,

@@ -221,6 +221,50 @@ impl Shape {
         }
     }
 
+    /// Two KV cache groups of different spans in one object group, a window group and a recurrent one.
+    pub fn hybrid() -> Self {
+        let layer = |region, offset, page_bytes, gap| LayerPages {
+            region,
+            offset,
+            block_stride: page_bytes + gap,
+            page_bytes,
+        };
+        let kv = |tokens_per_block, layers| KvGroupPages {
+            tokens_per_block,
+            layers,
+        };
+        let group = |group, kind, kv_groups| Group {
+            kind,
+            pages: ObjectGroupPages { group, kv_groups },
+        };
+        Self {
+            alignment: 32,
+            groups: vec![
+                group(
+                    0,
+                    ObjectKind::Full,
+                    vec![
+                        kv(16, vec![layer(0, 0, 1000, 24), layer(1, 0, 17, 0)]),
+                        kv(32, vec![layer(2, 8, 4097, 7)]),
+                    ],
+                ),
+                group(
+                    1,
+                    ObjectKind::Window { tokens: 40 },
+                    vec![kv(16, vec![layer(3, 0, 500, 0)])],
+                ),
+                group(
+                    2,
+                    ObjectKind::Recurrent,
+                    vec![kv(32, vec![layer(4, 0, 70_000, 0)])],
+                ),
+            ],
+            regions: vec![1024 * 64, 17 * 64, 8 + 4104 * 64, 500 * 64, 70_000 * 64],
+            blocks: 64,
+            ..Self::plain(1, 0)
+        }
+    }
+
     fn spans(&self) -> Vec<GroupSpan> {
         let kv_groups = self.groups.iter().flat_map(|group| &group.pages.kv_groups);
         let spans = kv_groups.enumerate().map(|(index, pages)| GroupSpan {
@@ -383,9 +427,9 @@ impl Engine {
     }
 
     /// Looks a prompt up: all its full chunks and every tail behind them.
-    pub fn lookup(&self, chain: &KeyChain, session: u64) -> LookupAnswer {
+    pub fn lookup(&self, chain: &KeyChain, label: u64) -> LookupAnswer {
         self.client
-            .lookup(&lookup(self.seed(), chain, session, self.shape.alignment as u32).as_request())
+            .lookup(&lookup(self.seed(), chain, label, self.shape.alignment as u32).as_request())
             .unwrap()
     }
 }

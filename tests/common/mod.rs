@@ -477,7 +477,7 @@ pub fn commit_of(client: &RawClient, number: u64, extent: Extent) -> CommitReque
     }
 }
 
-/// One frame of credit, once the pool has it.
+/// One granted frame, once the pool has it.
 pub fn grant_one(client: &mut RawClient) -> Extent {
     let begin = Instant::now();
     loop {

@@ -126,7 +126,7 @@ def named(extents: list[tuple[int, int]]) -> list[dict[str, int]]:
     return [{"frame": frame, "count": count} for frame, count in extents]
 
 
-class Credit:
+class Granted:
     """Granted frames, handed out from the front."""
 
     def __init__(self, client: Client, extents: list[tuple[int, int]]) -> None:
@@ -144,9 +144,9 @@ class Credit:
         return out
 
 
-def item(client: Client, extents: list[dict[str, int]], credit: Credit, key: bytes, data: bytes, **fields: Any) -> dict[str, Any]:
+def item(client: Client, extents: list[dict[str, int]], space: Granted, key: bytes, data: bytes, **fields: Any) -> dict[str, Any]:
     """Writes a part into granted frames and describes it; its extents are added to `extents`."""
-    runs = credit.take(len(data))
+    runs = space.take(len(data))
     client.write(runs, data)
     parent, group = fields.pop("parent"), fields.pop("group", FULL)
     out = {
@@ -165,11 +165,11 @@ def store(client: Client, prompt: Prompt) -> None:
     frames = sum(-(-len(data) // frame) for data in datas)
     granted = pairs(client.call("Grant", bytes=frames * frame)["extents"])
     assert sum(count for _, count in granted) == frames, "the pool is large enough for all of this"
-    credit, extents, items = Credit(client, granted), [], []
+    space, extents, items = Granted(client, granted), [], []
     for (chunk, tokens, key, group), data in zip(objects, datas):
         items.append(
             item(
-                client, extents, credit, key, data, parent=prompt.parent(chunk), group=group, tokens=tokens,
+                client, extents, space, key, data, parent=prompt.parent(chunk), group=group, tokens=tokens,
                 held_from=held_from(prompt, group, chunk, tokens),
             )
         )  # fmt: skip
@@ -178,7 +178,7 @@ def store(client: Client, prompt: Prompt) -> None:
     assert set(reply["outcomes"]) <= {"Published", "Exists"}, reply["outcomes"]
     # Cases with one domain and one prompt but other extras share nothing; a case that is stored twice is a retry.
     assert "Published" in reply["outcomes"]
-    assert sum(count for _, count in pairs(reply["granted"])) <= 1, "credit up to what was asked for"
+    assert sum(count for _, count in pairs(reply["granted"])) <= 1, "no more is granted than was asked for"
     client.call("Abort", extents=reply["granted"] or [])
 
 

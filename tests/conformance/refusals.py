@@ -10,7 +10,7 @@ from typing import Any
 
 import cache
 import flat
-from cache import FULL, UNIT_BYTES, Credit, Prompt, item, lookup, named, pairs, registration
+from cache import FULL, UNIT_BYTES, Granted, Prompt, item, lookup, named, pairs, registration
 from client import REQUEST, REQUESTS, Client, Closed, Refused, Wire, hash32, object_id, peer, table, version
 
 
@@ -187,9 +187,9 @@ def storing(client: Client, prompt: Prompt) -> None:
     need = -(-size // frame)
     granted = pairs(client.call("Grant", bytes=size)["extents"])
     assert sum(count for _, count in granted) == need, "rounded up to frames"
-    credit, extents = Credit(client, list(granted)), []
+    space, extents = Granted(client, list(granted)), []
     new, data = b"new".ljust(32, b"1"), cache.content(b"new".ljust(32, b"1"), FULL, tokens)
-    good = item(client, extents, credit, new, data, parent=None, tokens=tokens)
+    good = item(client, extents, space, new, data, parent=None, tokens=tokens)
 
     def commit(items: list[dict[str, Any]], runs: list[dict[str, int]] = extents, credit_bytes: int = 0) -> list[str]:
         return client.call("Commit", domain_seed=seed, items=items, extents=runs, credit_bytes=credit_bytes)["outcomes"]
@@ -236,7 +236,7 @@ def storing(client: Client, prompt: Prompt) -> None:
     runs = client.call("Grant", bytes=7 * tokens)["extents"]
     assert commit([window], runs) == ["NoParent"], "a window without the full-attention object of its own key"
     reply = client.call("Commit", domain_seed=seed, items=[], extents=[], credit_bytes=3 * frame)
-    assert sum(count for _, count in pairs(reply["granted"])) == 3, "credit up to what is asked for"
+    assert sum(count for _, count in pairs(reply["granted"])) == 3, "no more is granted than is asked for"
     client.call("Abort", extents=reply["granted"])
     with refused("ExtentNotGranted", reply["granted"][0]["frame"], *pairs(reply["granted"])[0]):
         client.call("Abort", extents=reply["granted"])
@@ -275,7 +275,7 @@ def fragments(client: Client, prompt: Prompt) -> None:
     frames = sorted((frame + at for frame, count in granted for at in range(count)), reverse=True)
     assert len(frames) == need > 6 - 2 + 7, "more than a record and one block of a chain hold"
     extents: list[dict[str, int]] = []
-    one = item(client, extents, Credit(client, [(frame, 1) for frame in frames]), key, data, parent=None, tokens=prompt.size)
+    one = item(client, extents, Granted(client, [(frame, 1) for frame in frames]), key, data, parent=None, tokens=prompt.size)
     assert one["extent_count"] == need
     reply = client.call("Commit", domain_seed=hash32(prompt.seed), items=[one], extents=extents)
     assert reply["outcomes"] == ["Published"]
@@ -339,7 +339,7 @@ def ranks(path: str, prompt: Prompt) -> None:
     def commit(rank: int, key: bytes, skipped: int = 0) -> list[str]:
         client, data, extents = clients[rank], cache.content(key + bytes([rank]), FULL, prompt.size), []
         granted = [] if skipped else pairs(client.call("Grant", bytes=len(data))["extents"])
-        one = item(client, extents, Credit(client, granted), key, b"" if skipped else data, parent=None, tokens=prompt.size)
+        one = item(client, extents, Granted(client, granted), key, b"" if skipped else data, parent=None, tokens=prompt.size)
         one |= {"part": rank, "skipped": skipped}
         return client.call("Commit", domain_seed=hash32(seed), items=[one], extents=extents)["outcomes"]
 

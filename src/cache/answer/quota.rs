@@ -180,7 +180,7 @@ impl CountedPins<'_> {
             self.keeping.kept = self.pins.kept_frames(client);
         }
         let pin = self.keeping.pin;
-        // A state stands beside the attention of its tail, which stands beside a chain.
+        // A state is a companion of its tail's attention, which is a companion of a chain's.
         let (mut at, mut companions) = (Some(record), 0);
         let before = self.keeping.kept;
         while let Some(record) = at.filter(|record| self.tree.trunks.spot(*record).is_none()) {

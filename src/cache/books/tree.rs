@@ -32,7 +32,7 @@ pub(crate) struct Record {
     pub(crate) held_from: u32,
     /// Bit of its group in its domain.
     pub(crate) bit: u32,
-    /// What hangs beside it, as its record in the index says.
+    /// Its companions, as its record in the index says.
     pub(crate) companions: Companions,
     /// Whether it is one of the companions of its parent.
     pub(crate) is_companion: bool,

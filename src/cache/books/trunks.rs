@@ -3,7 +3,7 @@
 //! Full chunks of full attention form trees; a prompt is a path from a root. The records of a path are cut into
 //! chains: an object continues the chain of the one that it hangs under, or begins one if another does that already.
 //! On its chain an object stands at a spot, the frames from the root of the tree up to its own: all that it hangs
-//! under on the same chain stand before it. Tails, windows and states stand beside these, and nothing but each other
+//! under on the same chain stand before it. Tails, windows and states are companions of these, and nothing but each other
 //! hangs under them.
 
 use super::chunked::Chunked;
@@ -89,7 +89,7 @@ impl Trunks {
         }
     }
 
-    /// Where a record stands; nothing of one that stands beside, or is in no use.
+    /// Where a record stands; nothing of a companion, or of one that is in no use.
     pub(crate) fn spot(&self, record: u32) -> Option<Spot> {
         let entry = self.all.get(record);
         (entry.chain != NONE).then_some(Spot {

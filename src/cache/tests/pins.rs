@@ -123,7 +123,7 @@ fn what_a_pinned_object_hangs_under_counts_too() {
     let there: Vec<bool> = answer
         .locations
         .iter()
-        .map(|place| place.incarnation != 0)
+        .map(|location| location.incarnation != 0)
         .collect();
     assert_eq!(there, [true, false, true, false]);
     assert_eq!((pinned(&rig), kept(&rig, &engine)), (8, 16));

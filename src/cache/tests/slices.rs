@@ -240,7 +240,7 @@ fn a_retrieve_of_very_many_takes_turns_whatever_it_names() {
         let found = answer
             .locations
             .iter()
-            .filter(|place| place.incarnation != 0)
+            .filter(|location| location.incarnation != 0)
             .count();
         assert_eq!(found, there);
         assert_turns(&turns, "retrieve");
@@ -382,9 +382,9 @@ proptest! {
             let work = Retrieving::new(peer.id, &request);
             let (turns, answer) = steps(&mut rig.core, work, |core| act(core, acts.next().unwrap()));
             assert_turns(&turns, "retrieve");
-            for (id, place) in ids.iter().zip(&answer.locations).filter(|(_, place)| place.incarnation != 0) {
+            for (id, location) in ids.iter().zip(&answer.locations).filter(|(_, location)| location.incarnation != 0) {
                 let now = rig.core.index.reader().lookup(id).map(|view| view.incarnation);
-                prop_assert_eq!(now, Some(place.incarnation));
+                prop_assert_eq!(now, Some(location.incarnation));
             }
         } else {
             let asked = Asked::new(1, 300, Vec::new());

@@ -43,12 +43,12 @@ fn what_is_stored_is_found_retrieved_and_released() {
     let got = rig.core.retrieve(reader.id, &parts(seed, 7, 0, &ids)).unwrap();
     assert_eq!(got.locations.len(), 4);
     assert_eq!(got.locations[3], PartLocation::default());
-    for place in &got.locations[..3] {
-        let from = place.first_extent as usize;
-        let extents = &got.extents[from..from + place.extent_count as usize];
+    for location in &got.locations[..3] {
+        let from = location.first_extent as usize;
+        let extents = &got.extents[from..from + location.extent_count as usize];
         assert_eq!(crate::object::count_frames(extents), 4);
-        assert_eq!((place.bytes, place.tokens), (4 * UNIT, CHUNK));
-        assert_eq!(rig.core.pool.epochs.of(extents[0].frame), place.incarnation);
+        assert_eq!((location.bytes, location.tokens), (4 * UNIT, CHUNK));
+        assert_eq!(rig.core.pool.epochs.of(extents[0].frame), location.incarnation);
     }
     let status = rig.core.status();
     assert_eq!(status.pool.pinned, 12 * FRAME_BYTES);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::object::ObjectId;
 
-/// Objects that are remembered. With more of them all are forgotten: their children are copied once more for nothing.
+/// Objects that are remembered. With more of them all are forgotten: what hangs under them is copied once more for nothing.
 const MISSING_MAX: usize = 16384;
 
 /// What hangs under one of these cannot be stored either, so its bytes need not be copied to be told so.
