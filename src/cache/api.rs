@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use crate::index::conditions::Conditions;
 use crate::index::counters::{ClientCounters, ReuseCounters};
 use crate::keys::ChunkKey;
+use crate::pool::MemoryConfig;
 
 /// A client for as long as its slab is its own. Never equal to an earlier client of the same slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,6 +42,8 @@ pub struct CoreConfig {
     pub boot_seq: u64,
     /// Identity of the pool.
     pub pool_id: [u8; 16],
+    /// What the pool is made of.
+    pub memory: MemoryConfig,
     /// Clients at a time, at most [`SLABS`](super::SLABS).
     pub max_clients: usize,
     /// Pins that one client may hold in the request form.
@@ -57,6 +60,7 @@ impl Default for CoreConfig {
             pool_bytes: 4 << 30,
             boot_seq: 1,
             pool_id: [0; 16],
+            memory: MemoryConfig::default(),
             max_clients: super::SLABS,
             max_pins_per_client: 1 << 16,
             max_pinned_objects_per_client: 1 << 20,

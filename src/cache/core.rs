@@ -23,7 +23,8 @@ use crate::index::counters::ClientCounters;
 use crate::index::slab::SLAB_BYTES;
 use crate::keys::ChunkKey;
 use crate::object::FRAME_BYTES;
-use crate::pool::{Pool, PoolConfig, Prefault, PrefaultEvent};
+use crate::pool::{Backing, Pool, PoolConfig, Prefault, PrefaultEvent};
+use crate::shm::numa::Placement;
 
 /// What a rank has registered.
 #[derive(Clone, Debug)]
@@ -127,6 +128,7 @@ impl Core {
             bytes: config.pool_bytes,
             pool_id: config.pool_id,
             boot_seq: config.boot_seq,
+            memory: config.memory,
         })?;
         let frames = pool.frames();
         Ok(Self {
@@ -155,7 +157,17 @@ impl Core {
         })
     }
 
-    /// Starts the thread that makes the pool's pages present. Hand each `Ready(bytes)` to
+    /// What pages the pool is made of.
+    pub fn backing(&self) -> Backing {
+        self.pool.backing()
+    }
+
+    /// From where the pool's pages come, and why they do not although they should.
+    pub fn placement(&self) -> (&Placement, Option<&str>) {
+        self.pool.placement()
+    }
+
+    /// Starts the threads that make the pool's pages present. Hand each `Ready(bytes)` to
     /// [`Core::prefaulted`] and the end of it, good or bad, to [`Core::prefault_ended`].
     ///
     /// # Errors

@@ -331,6 +331,7 @@ fn table(status: &Value) -> String {
             size(&pool["pinned"])
         ),
     );
+    line("", memory(&pool["memory"]));
     line(
         "objects",
         format!(
@@ -392,6 +393,22 @@ fn table(status: &Value) -> String {
         }
     }
     text
+}
+
+/// What the pool is made of.
+fn memory(memory: &Value) -> String {
+    let pages = match (&memory["pages"], memory["huge_bytes"].as_u64()) {
+        (Value::String(pages), Some(huge)) if pages != "small" => {
+            format!(
+                "{pages} huge pages ({} of {} huge)",
+                Bytes(huge),
+                size(&memory["seen_at"])
+            )
+        }
+        (Value::String(pages), None) if pages != "small" => format!("{pages} huge pages"),
+        (pages, _) => format!("{} pages", show(pages)),
+    };
+    format!("{pages}; NUMA: {}", show(&memory["placement"]))
 }
 
 /// What requests reused. The percentage is that of the engines' own metrics: of what they did not hold themselves.

@@ -16,7 +16,7 @@ use super::memory::KvMemory;
 use super::payload::load::LoadRequest;
 use super::payload::request::{StoreOutcome, StoreRequest};
 use super::{ClientConfig, ClientError, ClientStats, Maps};
-use crate::control::{ControlView, Health};
+use crate::control::{ControlView, Counter, Health};
 use crate::copy::CopyEngine;
 use crate::index::conditions::Conditions;
 use crate::index::counters::ReuseCounters;
@@ -105,6 +105,15 @@ impl Client {
     /// Reads from the server's control region; nothing when there is no server.
     pub fn read_control<T>(&self, read: impl FnOnce(&ControlView) -> T) -> Option<T> {
         self.core.session().map(|session| read(session.control()))
+    }
+
+    /// The NUMA node on which the pool lies: threads that copy do best on its processors ([`numa::run_on`](crate::shm::numa::run_on)).
+    /// Nothing when it lies on several, or the kernel does not say, or there is no pool.
+    pub fn pool_node(&self) -> Option<u32> {
+        self.core.check_process().ok()?;
+        let session = self.core.session()?;
+        let present = session.control().counter(Counter::Prefaulted);
+        session.pool().ok()?.node(present)
     }
 
     /// Agrees on the chunk size. Remembered and asked again, with the same alignment, of every server to come; one that

@@ -1,8 +1,11 @@
 //! Why the pool cannot be made, or what its books got wrong.
 
+use std::fmt;
+
 use crate::geometry::Bytes;
 use crate::object::{Extent, FRAME_BYTES};
 use crate::shm::ShmError;
+use crate::shm::huge::Reserved;
 
 /// A failure of the pool.
 #[derive(Debug, thiserror::Error)]
@@ -10,6 +13,9 @@ pub enum PoolError {
     /// Memory could not be made or mapped.
     #[error("pool memory: {0}")]
     Shm(#[from] ShmError),
+    /// Only huge pages are wanted, and there are none.
+    #[error(transparent)]
+    NoHugePages(Box<NoHugePages>),
     /// Not even one frame.
     #[error("a pool of {} is smaller than one frame of {}; enlarge --pool-size", Bytes(*.bytes), Bytes(FRAME_BYTES))]
     TooSmall {
@@ -45,4 +51,60 @@ pub enum PoolError {
         /// Second number.
         b: u64,
     },
+}
+
+/// Why there are no huge pages: what was found of both kinds.
+#[derive(Debug)]
+pub struct NoHugePages {
+    /// Bytes of the pool.
+    pub(super) bytes: u64,
+    /// Those that are set aside.
+    pub(super) reserved: Reserved,
+    /// What the kernel answered to a request for them.
+    pub(super) refused: String,
+    /// Bytes of a transparent one; 0 where there are none.
+    pub(super) transparent_bytes: u64,
+    /// The setting in force for them.
+    pub(super) transparent_setting: String,
+}
+
+impl std::error::Error for NoHugePages {}
+
+impl fmt::Display for NoHugePages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Reserved { page_bytes, free } = self.reserved;
+        write!(
+            f,
+            "--huge-pages is require, but a pool of {} cannot have them: ",
+            Bytes(self.bytes)
+        )?;
+        match self.bytes.checked_div(page_bytes) {
+            None => write!(f, "this kernel has no reserved huge pages")?,
+            Some(needed) => write!(
+                f,
+                "of reserved huge pages of {} it needs {needed}, and {free} are free ({})",
+                Bytes(page_bytes),
+                self.refused
+            )?,
+        }
+        if self.transparent_bytes == 0 {
+            write!(f, "; this kernel has no transparent huge pages")?;
+        } else {
+            write!(
+                f,
+                "; a transparent huge page of {} was asked for and not had (shmem_enabled is {})",
+                Bytes(self.transparent_bytes),
+                self.transparent_setting
+            )?;
+        }
+        let pages = self.bytes.div_ceil(page_bytes.max(1));
+        if page_bytes > 0 {
+            write!(
+                f,
+                "; reserve pages (sysctl vm.nr_hugepages={pages}), or use --huge-pages try"
+            )
+        } else {
+            f.write_str("; use --huge-pages try")
+        }
+    }
 }

@@ -24,9 +24,10 @@ pub struct MemoryBound {
     pub hard: bool,
 }
 
-/// Everything that bounds this process, as it is now.
-pub(crate) fn memory_bounds(root: &Path) -> Vec<MemoryBound> {
+/// Everything that bounds this process, as it is now; also a NUMA node's memory for what comes from there alone.
+pub(crate) fn memory_bounds(root: &Path, node: Option<u32>) -> Vec<MemoryBound> {
     let mut bounds: Vec<MemoryBound> = machine(root).into_iter().collect();
+    bounds.extend(node.and_then(|node| node_bound(root, node)));
     for group in control_groups(root) {
         bounds.extend(group.bounds());
     }
@@ -34,8 +35,11 @@ pub(crate) fn memory_bounds(root: &Path) -> Vec<MemoryBound> {
 }
 
 /// The least of what can be had now. `None`: nothing is known.
-pub(crate) fn available_memory(root: &Path) -> Option<u64> {
-    memory_bounds(root).iter().map(|bound| bound.available).min()
+pub(crate) fn available_memory(root: &Path, node: Option<u32>) -> Option<u64> {
+    memory_bounds(root, node)
+        .iter()
+        .map(|bound| bound.available)
+        .min()
 }
 
 fn machine(root: &Path) -> Option<MemoryBound> {
@@ -60,6 +64,29 @@ fn machine(root: &Path) -> Option<MemoryBound> {
         bound.available = bound.available.min(limit.saturating_sub(promised) << 10);
     }
     Some(bound)
+}
+
+/// What a node has, and what of it is free or the kernel's copy of files.
+fn node_bound(root: &Path, node: u32) -> Option<MemoryBound> {
+    let path = format!("sys/devices/system/node/node{node}/meminfo");
+    let text = fs::read_to_string(root.join(path)).ok()?;
+    // "Node 0 MemTotal:  1024 kB"
+    let kib = |name: &str| -> Option<u64> {
+        let find = |line: &str| Some(line.split_once(name)?.1.strip_prefix(':')?.trim().to_owned());
+        text.lines()
+            .find_map(find)?
+            .strip_suffix("kB")?
+            .trim()
+            .parse()
+            .ok()
+    };
+    let files = kib("Active(file)").unwrap_or(0) + kib("Inactive(file)").unwrap_or(0);
+    Some(MemoryBound {
+        what: format!("the memory of NUMA node {node} (MemTotal; MemFree and files)"),
+        limit: kib("MemTotal")? << 10,
+        available: (kib("MemFree")? + files) << 10,
+        hard: true,
+    })
 }
 
 /// A control group that this process is in, or one above it.

@@ -3,6 +3,7 @@
 
 pub(crate) mod accounting;
 pub(crate) mod alloc;
+mod backing;
 pub(crate) mod body;
 pub(crate) mod directory;
 pub(crate) mod epochs;
@@ -13,7 +14,8 @@ mod pool;
 mod prefault;
 pub(crate) mod record;
 
+pub use backing::{Backing, HugePages, MemoryConfig};
 pub use directory::{Owner, RecordState};
-pub use error::PoolError;
+pub use error::{NoHugePages, PoolError};
 pub use pool::{MAX_BOOT_SEQ, Pool, PoolConfig};
-pub use prefault::{PREFAULT_STEP, Prefault, PrefaultEvent, prefault_reserve};
+pub use prefault::{PREFAULT_STEP, Prefault, PrefaultEvent, Seen, prefault_reserve};

@@ -7,12 +7,15 @@ use std::sync::Arc;
 
 use super::accounting::{Accounting, Class};
 use super::alloc::FrameAllocator;
+use super::backing::{Backing, MemoryConfig, PoolMemory};
 use super::directory::{Directory, DirectoryTotals, MAX_GRANT_COUNTER, NO_SLAB, Owner};
 use super::epochs::Epochs;
 use super::memory::{SYSTEM_ROOT, available_memory};
+use super::prefault::{Pages, prefault_threads};
 use super::{PoolError, Prefault, PrefaultEvent};
 use crate::object::{Extent, FRAME_BYTES};
-use crate::shm::{Mapping, Memfd, OwnerAccess, ReadWrite, ShmError};
+use crate::shm::ShmError;
+use crate::shm::numa::Placement;
 use crate::sync::shared::{Ordering, fence};
 
 /// Frames that a record can number, less one so that no end overflows.
@@ -21,7 +24,7 @@ const MAX_FRAMES: u64 = u32::MAX as u64 - 1;
 pub const MAX_BOOT_SEQ: u64 = (1 << 20) - 1;
 
 /// What to make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
     /// Bytes, rounded down to whole frames.
     pub bytes: u64,
@@ -29,13 +32,14 @@ pub struct PoolConfig {
     pub pool_id: [u8; 16],
     /// Which life of the pool this is, from 1.
     pub boot_seq: u64,
+    /// What it is made of.
+    pub memory: MemoryConfig,
 }
 
 /// The pool with its epochs and directory.
 #[derive(Debug)]
 pub struct Pool {
-    memfd: Memfd,
-    mapping: Arc<Mapping<ReadWrite>>,
+    memory: PoolMemory,
     /// Epoch words.
     pub epochs: Epochs,
     /// Owner words and records.
@@ -68,15 +72,13 @@ impl Pool {
                 max: MAX_BOOT_SEQ,
             });
         }
-        let memfd = Memfd::create("pool", u64::from(frames) * FRAME_BYTES, OwnerAccess::ReadWrite)?;
-        let mapping = Arc::new(memfd.map()?);
-        memfd.seal_seals()?;
+        let memory = PoolMemory::create(frames, &config.memory)?;
+        let frames = (memory.memfd.len() / FRAME_BYTES) as u32;
         // The directory first: the boot sequence is raised there before the boot word shows it.
         let directory = Directory::create(frames, config.pool_id, config.boot_seq)?;
         let epochs = Epochs::create(frames, config.pool_id, config.boot_seq)?;
         Ok(Self {
-            memfd,
-            mapping,
+            memory,
             epochs,
             directory,
             allocator: FrameAllocator::new(frames),
@@ -93,13 +95,13 @@ impl Pool {
 
     /// Bytes of the pool.
     pub fn bytes(&self) -> u64 {
-        self.memfd.len()
+        self.memory.memfd.len()
     }
 
     /// A descriptor for a client.
     pub fn descriptor(&self) -> Result<OwnedFd, PoolError> {
-        let fd = self.memfd.as_fd().try_clone_to_owned();
-        Ok(fd.map_err(|e| ShmError::os("dup", self.memfd.name(), e))?)
+        let fd = self.memory.memfd.as_fd().try_clone_to_owned();
+        Ok(fd.map_err(|e| ShmError::os("dup", self.memory.memfd.name(), e))?)
     }
 
     /// Starts to make the pool's pages present. See [`Pool::prefaulted`].
@@ -107,8 +109,38 @@ impl Pool {
         &self,
         on_event: impl Fn(PrefaultEvent) + Send + 'static,
     ) -> Result<Prefault, PoolError> {
-        let available = || available_memory(Path::new(SYSTEM_ROOT));
-        Prefault::start(Arc::clone(&self.mapping), available, on_event)
+        let memory = &self.memory;
+        // Reserved pages are nobody else's memory, and a node that the pool is bound to has its own end.
+        let node = match memory.placement {
+            Placement::Bind(node) => Some(node),
+            _ => None,
+        };
+        let reserved = matches!(memory.backing, Backing::Reserved { .. });
+        let available = move || {
+            (!reserved)
+                .then(|| available_memory(Path::new(SYSTEM_ROOT), node))
+                .flatten()
+        };
+        let pages = Pages {
+            mapping: Arc::clone(&memory.mapping),
+            backing: memory.backing,
+            node: match memory.placement {
+                Placement::Kernel(_) => None,
+                _ => memory.placement.node(),
+            },
+            threads: prefault_threads(),
+        };
+        Prefault::start(pages, available, on_event)
+    }
+
+    /// What pages it is made of.
+    pub fn backing(&self) -> Backing {
+        self.memory.backing
+    }
+
+    /// From where its pages come, and why they do not although they should.
+    pub fn placement(&self) -> (&Placement, Option<&str>) {
+        (&self.memory.placement, self.memory.not_placed.as_deref())
     }
 
     /// The first `bytes` bytes are present: their frames may be granted.
@@ -297,6 +329,7 @@ mod tests {
             bytes,
             pool_id: [7; 16],
             boot_seq: 1,
+            memory: MemoryConfig::default(),
         }
     }
 

@@ -8,6 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::control::{ChunkSizeConfig, ConfigError, DEFAULT_CHUNK_TOKENS, Minimum, Policy};
 use crate::geometry::{ByteSize, Bytes};
+use crate::pool::HugePages;
+use crate::shm::numa::Numa;
 
 /// The most bytes that a socket path can have.
 pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
@@ -229,6 +231,12 @@ pub struct Settings {
     /// Size of the pool, e.g. 512MiB or 64GiB [default: 4GiB]
     #[cfg_attr(feature = "cli", arg(long, value_name = "SIZE", env = "KVASIR_POOL_SIZE"))]
     pub pool_size: Option<ByteSize>,
+    /// Pages of the pool: auto takes huge ones where the kernel makes them, try also reserved ones, require no others [default: auto]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "USE", env = "KVASIR_HUGE_PAGES"))]
+    pub huge_pages: Option<HugePages>,
+    /// NUMA nodes that the pool's memory comes from: auto, off, or a list such as 0 or 0,1 [default: auto]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "NODES", env = "KVASIR_NUMA"))]
+    pub numa: Option<Numa>,
     /// Smallest chunk in tokens, or auto to take the first client's preference [default: 256]
     #[cfg_attr(feature = "cli", arg(long, value_name = "N|auto", env = "KVASIR_CHUNK_SIZE"))]
     pub chunk_size: Option<ChunkSize>,
@@ -272,6 +280,8 @@ impl Settings {
         Self {
             socket: self.socket.or(under.socket),
             pool_size: self.pool_size.or(under.pool_size),
+            huge_pages: self.huge_pages.or(under.huge_pages),
+            numa: self.numa.or(under.numa),
             chunk_size: self.chunk_size.or(under.chunk_size),
             chunk_size_policy: self.chunk_size_policy.or(under.chunk_size_policy),
             chunk_scope: self.chunk_scope.or(under.chunk_scope),
@@ -314,6 +324,10 @@ pub struct Config {
     pub socket: PathBuf,
     /// Bytes of the pool; whole frames of it are used.
     pub pool_size: ByteSize,
+    /// Which pages it is made of.
+    pub huge_pages: HugePages,
+    /// Which nodes they come from.
+    pub numa: Numa,
     /// Smallest chunk.
     pub chunk_size: ChunkSize,
     /// Whether the chunk grows.
@@ -335,6 +349,8 @@ impl Config {
         Self {
             socket,
             pool_size: ByteSize(4 << 30),
+            huge_pages: HugePages::Auto,
+            numa: Numa::Auto,
             chunk_size: ChunkSize(Minimum::Tokens(u64::from(DEFAULT_CHUNK_TOKENS))),
             chunk_size_policy: ChunkSizePolicy::Negotiate,
             chunk_scope: ChunkScope::Server,
@@ -355,6 +371,8 @@ impl Config {
         let Settings {
             socket,
             pool_size,
+            huge_pages,
+            numa,
             chunk_size,
             chunk_size_policy,
             chunk_scope,
@@ -365,6 +383,8 @@ impl Config {
         let default = Self::with_defaults(socket.unwrap_or_else(default_socket));
         let config = Self {
             pool_size: pool_size.unwrap_or(default.pool_size),
+            huge_pages: huge_pages.unwrap_or(default.huge_pages),
+            numa: numa.unwrap_or(default.numa),
             chunk_size: chunk_size.unwrap_or(default.chunk_size),
             chunk_size_policy: chunk_size_policy.unwrap_or(default.chunk_size_policy),
             chunk_scope: chunk_scope.unwrap_or(default.chunk_scope),

@@ -9,7 +9,8 @@ use tracing::{info, warn};
 use super::config::Config;
 use crate::geometry::ByteSize;
 use crate::pool::memory::{MemoryBound, SYSTEM_ROOT, memory_bounds};
-use crate::pool::prefault_reserve;
+use crate::pool::{MemoryConfig, prefault_reserve};
+use crate::shm::numa::{self, NoSuchNode, Numa, Placement};
 
 /// Connections beyond the clients that may have a slab, for status and other commands. They are not set aside:
 /// whoever connects first has them, and a peer that never says hello keeps one for as long as it is waited for.
@@ -89,10 +90,26 @@ pub(super) fn open_files(config: &Config) {
     }
 }
 
+/// The memory that the settings ask for.
+pub(super) fn memory(config: &Config) -> Result<MemoryConfig, NoSuchNode> {
+    Ok(MemoryConfig {
+        huge_pages: config.huge_pages,
+        placement: numa::choose(&config.numa, Path::new(SYSTEM_ROOT))?,
+        placement_required: matches!(config.numa, Numa::Nodes(_)),
+    })
+}
+
 /// Refuses a pool that can never be had, and warns of one that cannot be had now.
-pub(super) fn pool(pool_bytes: u64) -> Result<(), LimitError> {
+pub(super) fn pool(pool_bytes: u64, memory: &MemoryConfig) -> Result<(), LimitError> {
     process_limits(pool_bytes)?;
-    let bounds = memory_bounds(Path::new(SYSTEM_ROOT));
+    if memory.huge_pages.is_reserved(pool_bytes) {
+        return Ok(());
+    }
+    let node = match memory.placement {
+        Placement::Bind(node) => Some(node),
+        _ => None,
+    };
+    let bounds = memory_bounds(Path::new(SYSTEM_ROOT), node);
     let short = judge(pool_bytes, &bounds)?;
     for bound in short {
         warn!(

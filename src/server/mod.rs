@@ -35,6 +35,7 @@ mod name_watch;
 mod offload;
 mod outbox;
 mod peer;
+mod placement;
 mod run;
 mod session;
 mod size;
@@ -49,10 +50,13 @@ pub use listen::ListenError;
 pub use run::run;
 
 pub use crate::geometry::ByteSize;
+pub use crate::pool::HugePages;
+pub use crate::shm::numa::Numa;
 
 use crate::cache::CoreError;
 use crate::control::{BindError, ControlError};
 use crate::shm::ShmError;
+use crate::shm::numa::NoSuchNode;
 
 /// Why a server did not start, or did not stop as it should.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +70,9 @@ pub enum ServerError {
     /// This process can never have what the settings ask for.
     #[error(transparent)]
     Limit(#[from] LimitError),
+    /// A NUMA node that this machine does not have.
+    #[error(transparent)]
+    Numa(#[from] NoSuchNode),
     /// The fleet's record cannot be used.
     #[error(transparent)]
     Fleet(#[from] FleetError),

@@ -14,7 +14,7 @@ use tracing::{debug, error, info, warn};
 use super::config::Config;
 use super::listen::{self, SocketName};
 use super::state::Server;
-use super::{ServerError, accept, ends, limits, liveness, name_watch};
+use super::{ServerError, accept, ends, limits, liveness, name_watch, placement};
 use crate::control::Health;
 use crate::pool::{Prefault, PrefaultEvent};
 use crate::shm::heap::keep_freed_memory;
@@ -95,6 +95,7 @@ async fn serve_until_stopped(
     name_watch::start(server, name.names());
     server.control.set_health(Health::Serving);
     announce(server);
+    placement::announce(server);
     // After the announcement: a large pool takes seconds, and only what is present is granted anyway.
     let prefault = start_prefault(server)?;
 
@@ -193,6 +194,16 @@ fn prefault_event(server: &Server, event: PrefaultEvent) {
                  server more"
             );
         }
+        PrefaultEvent::NoHugePages { ready } => {
+            server.core().prefault_ended();
+            warn!(
+                pool_bytes = server.core().counters().1.total,
+                present_bytes = ready,
+                "the pool stays smaller than configured until there are more huge pages; reduce --pool-size, reserve huge \
+                 pages, or use --huge-pages try"
+            );
+        }
+        PrefaultEvent::Seen(seen) => placement::seen(server, seen),
         PrefaultEvent::Failed(error) => {
             server.core().prefault_ended();
             warn!(%error, "the pool stays smaller than configured");

@@ -19,6 +19,7 @@ use super::{ServerError, limits};
 use crate::cache::{Core, CoreConfig};
 use crate::control::{BootInfo, ControlRegion, Counter, Health};
 use crate::keys::ChunkKey;
+use crate::pool::Seen;
 use crate::shm::process::random_id;
 use crate::sync::shared::Ordering;
 use crate::wire::Encoder;
@@ -55,13 +56,16 @@ pub(super) struct Server {
     pub(super) orphan_added: Notify,
     /// Woken when the names of socket and lock should be looked at.
     pub(super) look_at_names: Notify,
+    /// What the pool's present pages were when they were last looked at, and how many bytes of them there were.
+    pub(super) seen: RefCell<Option<(Seen, u64)>>,
     draining: watch::Sender<bool>,
 }
 
 impl Server {
     /// Makes all regions; touches no page of the pool.
     pub(super) fn new(config: Config, started: Instant) -> Result<Rc<Self>, ServerError> {
-        limits::pool(config.pool_size.0)?;
+        let memory = limits::memory(&config)?;
+        limits::pool(config.pool_size.0, &memory)?;
         let pool_id = random_id()?;
         // A pool in anonymous memory lives as long as its server, so this is always its first boot.
         let boot = BootInfo::fresh(1)?;
@@ -69,6 +73,7 @@ impl Server {
             pool_bytes: config.pool_size.0,
             boot_seq: boot.boot_seq,
             pool_id,
+            memory,
             max_clients: config.max_clients as usize,
             ..CoreConfig::default()
         })?;
@@ -94,6 +99,7 @@ impl Server {
             orphans: RefCell::default(),
             orphan_added: Notify::new(),
             look_at_names: Notify::new(),
+            seen: RefCell::default(),
             draining: watch::Sender::new(false),
         };
         server.publish_counters();

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use super::config::{ChunkScope, ChunkSize, ChunkSizePolicy};
 use super::fleet::hex;
 use super::limits::SPARE_CONNECTIONS;
-use super::offload;
 use super::session::{Registered, SessionInfo, client_kind, group_kind};
 use super::state::Server;
 use super::work::{next_turn, work};
+use super::{offload, placement};
 use crate::cache::{ClientId, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS, Reporting, Turn};
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::geometry::ObjectKind;
@@ -104,6 +104,7 @@ fn head(server: &Server, status: &CoreStatus) -> Value {
             "quarantined": pool.quarantined,
             "pinned": pool.pinned,
             "frame_bytes": FRAME_BYTES,
+            "memory": placement::status(server),
         },
         "objects": status.objects,
         "limbo": status.limbo,

@@ -9,14 +9,14 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::{fmt, io};
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
-
 use super::ShmError;
+use super::huge::{huge_bytes, huge_page_bytes, reserved_page_bytes};
 use super::memfd::{Memfd, file_len, page_size, seals, to_usize};
+use super::raw_map::{Advice, RawMap};
 use super::words::{LoadU32, LoadU64};
 use crate::sync::shared::{AtomicU32, AtomicU64, Ordering};
 
@@ -69,7 +69,7 @@ impl Access for ReadWrite {}
 /// }
 /// ```
 pub struct Mapping<A: Access> {
-    raw: MmapRaw,
+    raw: RawMap,
     access: PhantomData<A>,
 }
 
@@ -124,20 +124,20 @@ impl<A: Access> Mapping<A> {
                 actual,
             });
         }
-        let mut options = MmapOptions::new();
-        options.offset(offset).len(len);
-        let desc = fd.as_raw_fd();
-        let mapped = if A::WRITABLE {
-            options.map_raw(desc)
-        } else {
-            options.map_raw_read_only(desc)
-        };
-        let raw = mapped.map_err(|e| ShmError::os("mmap", format!("{len} bytes"), e))?;
+        // The kernel would map whole pages of such a file, and so more than was asked for.
+        if let Some(page) = reserved_page_bytes(fd).filter(|page| !len.is_multiple_of(*page)) {
+            return Err(ShmError::Misaligned {
+                offset: len as u64,
+                align: page as u64,
+            });
+        }
+        let raw = RawMap::map(fd, offset, len, A::WRITABLE)
+            .map_err(|e| ShmError::os("mmap", format!("{len} bytes"), e))?;
         // A child that inherited the mapping could outlive the locks that protect it, and a core dump
         // would hold every tenant's KV.
-        raw.advise(Advice::DontFork)
+        raw.advise(Advice::DontFork, 0..len)
             .map_err(|e| ShmError::os("madvise(DONTFORK)", format!("{len} bytes"), e))?;
-        raw.advise(Advice::DontDump)
+        raw.advise(Advice::DontDump, 0..len)
             .map_err(|e| ShmError::os("madvise(DONTDUMP)", format!("{len} bytes"), e))?;
         Ok(Self {
             raw,
@@ -152,12 +152,12 @@ impl<A: Access> Mapping<A> {
 
     /// Always false: a mapping has at least one byte.
     pub fn is_empty(&self) -> bool {
-        self.raw.len() == 0
+        false
     }
 
     /// The first byte, for the copy engine. Valid for reads of [`Mapping::len`] bytes while the mapping lives.
     pub fn base(&self) -> *const u8 {
-        self.raw.as_ptr()
+        self.raw.base().as_ptr().cast_const()
     }
 
     /// A pointer to `bytes` bytes at `offset`, valid for reads while the mapping lives.
@@ -228,9 +228,8 @@ impl<A: Access> Mapping<A> {
         if offset.checked_add(bytes).is_none_or(|end| end > len) {
             return Err(ShmError::OutOfRange { offset, bytes, len });
         }
-        // SAFETY: `offset <= offset + bytes <= len`, so the pointer is in the mapping or one past its end,
-        // and a mapping never starts at null.
-        Ok(unsafe { NonNull::new_unchecked(self.raw.as_mut_ptr().add(offset)) })
+        // SAFETY: `offset <= offset + bytes <= len`, so the pointer is in the mapping or one past its end.
+        Ok(unsafe { self.raw.base().add(offset) })
     }
 
     fn words_at(&self, offset: usize, words: usize) -> Result<NonNull<u64>, ShmError> {
@@ -286,7 +285,7 @@ impl Mapping<ReadWrite> {
     /// The first byte, for the copy engine. Valid for reads and writes of [`Mapping::len`] bytes while the
     /// mapping lives.
     pub fn base_mut(&self) -> *mut u8 {
-        self.raw.as_mut_ptr()
+        self.raw.base().as_ptr()
     }
 
     /// A pointer to `bytes` bytes at `offset`, valid for reads and writes while the mapping lives.
@@ -352,7 +351,7 @@ impl Mapping<ReadWrite> {
             return Ok(());
         }
         loop {
-            match self.raw.advise_range(Advice::PopulateWrite, range.start, bytes) {
+            match self.raw.advise(Advice::PopulateWrite, range.clone()) {
                 Ok(()) => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 // Kernels before 5.14 do not know the advice.
@@ -388,12 +387,44 @@ impl Mapping<ReadWrite> {
             (Advice::PopulateWrite, "madvise(POPULATE_WRITE)")
         };
         loop {
-            match self.raw.advise_range(advice, range.start, bytes) {
+            match self.raw.advise(advice, range.clone()) {
                 Ok(()) => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(ShmError::os(name, format!("bytes {range:?}"), e)),
             }
         }
+    }
+
+    /// Says, before its pages are made, that huge ones are welcome. A kernel that has none is left as it is.
+    pub fn welcome_huge_pages(&self) {
+        let _ = self.raw.advise(Advice::Huge, 0..self.len());
+    }
+
+    /// Makes the whole huge pages of a range huge, as far as the kernel can, whatever its settings say; and what lies in them
+    /// present. Whether all of them are huge now. What the range holds does not change.
+    ///
+    /// # Errors
+    /// As [`Mapping::prefault`].
+    pub fn make_huge(&self, range: Range<usize>) -> Result<bool, ShmError> {
+        let Some(huge) = huge_page_bytes() else {
+            return Ok(false);
+        };
+        let first = range.start.next_multiple_of(huge);
+        let end = range.end / huge * huge;
+        // One page of each, for the kernel refuses what holds nothing at all. The others are zeroed in their new place.
+        for start in (first..end).step_by(huge) {
+            self.prefault(start..start + 1)?;
+        }
+        if first >= end {
+            return Ok(false);
+        }
+        Ok(self.raw.advise(Advice::Collapse, first..end).is_ok())
+    }
+
+    /// Bytes of it that the kernel says are mapped by huge pages. `None`: it does not say.
+    pub fn huge_bytes(&self) -> Option<u64> {
+        let start = self.base() as usize;
+        huge_bytes(&(start..start + self.len()))
     }
 
     /// Writes one word of every page of the range with the value it has.

@@ -60,7 +60,23 @@ impl Memfd {
         if len == 0 || len > MAX {
             return Err(ShmError::BadLength { len, max: MAX });
         }
-        let fd = create_fd(&name).map_err(|e| ShmError::os("memfd_create", &name, e))?;
+        let fd = create_fd(&name, MFdFlags::empty()).map_err(|e| ShmError::os("memfd_create", &name, e))?;
+        Self::prepare(fd, name, len, access)
+    }
+
+    /// The same of reserved huge pages of the system's default size, of which `len` has to be a multiple. They are promised when
+    /// the file is mapped, and not before.
+    ///
+    /// # Errors
+    /// As [`Memfd::create`]; also where the kernel has no such pages.
+    pub fn create_reserved(name: &str, len: u64, access: OwnerAccess) -> Result<Self, ShmError> {
+        let name = format!("kvasir-{name}");
+        let fd = create_fd(&name, MFdFlags::MFD_HUGETLB)
+            .map_err(|e| ShmError::os("memfd_create(MFD_HUGETLB)", &name, e))?;
+        Self::prepare(fd, name, len, access)
+    }
+
+    fn prepare(fd: OwnedFd, name: String, len: u64, access: OwnerAccess) -> Result<Self, ShmError> {
         ftruncate(&fd, len as i64).map_err(|e| ShmError::os("ftruncate", &name, e))?;
         fchmod(&fd, access.mode()).map_err(|e| ShmError::os("fchmod", &name, e))?;
         let memfd = Self { fd, name, len };
@@ -145,8 +161,8 @@ impl From<Memfd> for OwnedFd {
     }
 }
 
-fn create_fd(name: &str) -> Result<OwnedFd, Errno> {
-    let base = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+fn create_fd(name: &str, more: MFdFlags) -> Result<OwnedFd, Errno> {
+    let base = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | more;
     match memfd_create(name, base | MFdFlags::from_bits_retain(NOEXEC_SEAL)) {
         // An older kernel does not know the flag; the mode set afterwards has no execute bit either.
         Err(Errno::EINVAL) => memfd_create(name, base),

@@ -13,12 +13,15 @@ pub mod atfork;
 mod error;
 pub mod fdpass;
 pub mod heap;
+pub mod huge;
 pub mod lock;
 #[cfg(feature = "server")]
 pub mod lock_file;
 pub(crate) mod mapping;
 pub(crate) mod memfd;
+pub mod numa;
 pub mod process;
+mod raw_map;
 #[cfg(all(feature = "server", not(loom)))] // waits in the event loop
 pub(crate) mod readable;
 pub(crate) mod socket_path;

@@ -111,6 +111,14 @@ pub fn peer_pidfd(socket: impl AsFd, pid: u32) -> Result<Option<OwnedFd>, ShmErr
     }
 }
 
+/// From here on the calling thread gives way to every thread of usual priority. As far as the system allows.
+pub fn give_way() {
+    /// Of 19.
+    const NICE: libc::c_int = 10;
+    // SAFETY: three integers go in; on Linux the call is about the calling thread alone.
+    let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+}
+
 /// Sixteen bytes from the kernel's random number generator.
 ///
 /// # Errors

@@ -16,6 +16,9 @@ use crate::sync::shared::{AtomicU64, Ordering};
 /// Bytes that the thread asks for in one call, so that a connection that ends is not held for long.
 const STEP: usize = 16 << 20;
 
+/// Places of the pool that are asked on which node they lie.
+const NODE_SAMPLES: usize = 16;
+
 /// When the space will be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
@@ -73,6 +76,15 @@ impl Populate {
             counts,
             asked: Mutex::new(asked),
         }
+    }
+
+    /// The NUMA node on which all of the pool lies, judged by a few of its first `present` bytes, which are in memory.
+    pub(crate) fn node(&self, present: u64) -> Option<u32> {
+        let present = self.mapping.len().min(usize::try_from(present).ok()?);
+        let step = (present / NODE_SAMPLES).max(self.frame_bytes).max(1);
+        let mut nodes = (0..present).step_by(step).map(|at| self.mapping.node_at(at));
+        let first = nodes.next()??;
+        nodes.all(|node| node == Some(first)).then_some(first)
     }
 
     /// Sees to an extent that lies in the pool.
@@ -169,6 +181,18 @@ mod tests {
 
     fn seen(counts: &Populated) -> u64 {
         counts.bytes.load(Ordering::Relaxed) + counts.left_bytes.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_pool_on_one_node_is_on_that_node() {
+        let (_memfd, populate, _) = pool(64);
+        let node = populate.mapping.node_at(0);
+        let nodes = crate::shm::numa::nodes(std::path::Path::new("/"));
+        assert!(node.is_none_or(|node| nodes.contains(&node)));
+        if nodes.len() == 1 {
+            assert_eq!(populate.node(64 * FRAME), node);
+        }
+        assert_eq!(populate.node(0), None, "nothing is there to be asked about");
     }
 
     #[test]

@@ -205,6 +205,11 @@ impl PoolSide {
         self.frames
     }
 
+    /// The NUMA node of the pool, of which so many bytes are present.
+    pub(crate) fn node(&self, present: u64) -> Option<u32> {
+        self.populate.node(present)
+    }
+
     pub(crate) fn frame_bytes(&self) -> u64 {
         self.frame_bytes
     }

@@ -23,7 +23,7 @@ impl FakeRoot {
     }
 
     fn bounds(&self) -> Vec<(String, u64, u64, bool)> {
-        let bounds = memory_bounds(self.0.path()).into_iter();
+        let bounds = memory_bounds(self.0.path(), None).into_iter();
         bounds
             .map(|bound| (bound.what, bound.limit, bound.available, bound.hard))
             .collect()
@@ -72,7 +72,7 @@ fn version_2_with_all_groups_above_and_what_can_be_taken_back() {
             (group("/pod.slice", "memory.max"), 1024 * MIB, 224 * MIB, true),
         ]
     );
-    assert_eq!(available_memory(root.0.path()), Some(224 * MIB));
+    assert_eq!(available_memory(root.0.path(), None), Some(224 * MIB));
 }
 
 #[test]
@@ -158,12 +158,12 @@ fn the_machine_bounds_too_and_nothing_is_known_where_nothing_can_be_read() {
     root.write("proc/sys/vm/overcommit_memory", "2\n");
     assert_eq!(root.bounds()[0].2, 300 << 10);
     assert_eq!(FakeRoot::new(&[]).bounds(), []);
-    assert_eq!(available_memory(FakeRoot::new(&[]).0.path()), None);
+    assert_eq!(available_memory(FakeRoot::new(&[]).0.path(), None), None);
 }
 
 #[test]
 fn this_machine_is_read() {
-    let bounds = memory_bounds(Path::new(SYSTEM_ROOT));
+    let bounds = memory_bounds(Path::new(SYSTEM_ROOT), None);
     assert!(
         bounds.iter().any(|bound| bound.what.contains("this machine")),
         "{bounds:?}"
@@ -172,4 +172,25 @@ fn this_machine_is_read() {
         bounds.iter().all(|bound| bound.available <= bound.limit),
         "{bounds:?}"
     );
+}
+
+#[test]
+fn a_node_that_the_pool_is_bound_to_is_one_bound_more() {
+    let root = FakeRoot::new(&[
+        (
+            "proc/meminfo",
+            "MemTotal: 8192 kB\nMemAvailable: 6144 kB\nSwapTotal: 0 kB\n",
+        ),
+        (
+            "sys/devices/system/node/node1/meminfo",
+            "Node 1 MemTotal:        4096 kB\nNode 1 MemFree:         1024 kB\nNode 1 Active(file):     256 kB\n\
+             Node 1 Inactive(file):   512 kB\n",
+        ),
+    ]);
+    assert_eq!(available_memory(root.0.path(), None), Some(6 * MIB));
+    assert_eq!(available_memory(root.0.path(), Some(1)), Some(1792 << 10));
+    let of_node = memory_bounds(root.0.path(), Some(1)).pop().unwrap();
+    assert_eq!((of_node.limit, of_node.hard), (4 * MIB, true));
+    assert!(of_node.what.contains("NUMA node 1"), "{}", of_node.what);
+    assert_eq!(memory_bounds(root.0.path(), Some(2)).len(), 1, "no such node");
 }

@@ -14,7 +14,7 @@ fn resolve(settings: Settings) -> Result<Config, SettingsError> {
 
 #[test]
 fn a_file_can_hold_every_setting_and_the_effective_one_reads_back() {
-    let text = "socket = \"/run/k.sock\"\npool-size = \"1GiB\"\nchunk-size = \"auto\"\n\
+    let text = "socket = \"/run/k.sock\"\npool-size = \"1GiB\"\nhuge-pages = \"try\"\nnuma = \"0,1\"\nchunk-size = \"auto\"\n\
                 chunk-size-policy = \"negotiate\"\nchunk-scope = \"model\"\nfleet-file = \"/run/fleet\"\nmax-clients = 8\nlog-level = \"debug\"\n";
     let settings = file(text).unwrap();
     let config = resolve(settings.clone()).unwrap();
@@ -24,6 +24,7 @@ fn a_file_can_hold_every_setting_and_the_effective_one_reads_back() {
         file("pool-size = 65536").unwrap().pool_size,
         Some(ByteSize(65536))
     );
+    assert_eq!(file("numa = 1").unwrap().numa, Some(Numa::Nodes(vec![1])));
 }
 
 #[test]
@@ -35,6 +36,9 @@ fn unknown_keys_and_values_are_refused_by_name() {
         ("chunk-size-policy = 'grow'", "grow"),
         ("chunk-scope = 'engine'", "engine"),
         ("pool-size = '4PB'", "4PB"),
+        ("huge-pages = 'yes'", "yes"),
+        ("numa = 'near'", "near"),
+        ("numa = -1", "numa"),
         ("chunk-size = -1", "chunk-size"),
     ] {
         let error = file(text).unwrap_err().to_string();
