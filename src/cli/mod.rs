@@ -1,8 +1,9 @@
-//! The command line: serve, status, clear, plan, vllm-args, doctor.
+//! The command line: serve, status, clear, plan, vllm-args, doctor, conform.
 
 mod arguments;
 mod clear;
 mod conditions;
+mod conform;
 mod doctor;
 mod environment;
 mod failure;
@@ -49,6 +50,8 @@ enum Command {
     VllmArgs(vllm_args::VllmArgs),
     /// Report every trap in an engine's settings and its server, in one run
     Doctor(doctor::DoctorArgs),
+    /// Play the server's side of a script against a client, and say what is wrong with it
+    Conform(conform::ConformArgs),
 }
 
 /// Runs the command that `args` name (the first is the program) and returns its exit code.
@@ -72,5 +75,6 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Plan(args) => plan::run(&args, json),
         Command::VllmArgs(args) => vllm_args::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Conform(args) => conform::run(&args),
     }
 }

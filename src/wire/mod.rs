@@ -34,12 +34,14 @@ mod frame;
     clippy::undocumented_unsafe_blocks
 )]
 mod generated;
+mod grown;
 mod message;
 
-pub use decode::{decode_reply, decode_request};
+pub use decode::{decode_reply, decode_request, explain_request};
 pub use encode::{EncodeError, Encoder};
 pub use error::{BadFrame, DecodeError, ErrorCode, WireError};
 pub use frame::{FirstBytes, FrameError, FrameReader, PREFIX_BYTES};
+pub use grown::grow;
 pub use message::{
     Domain, Hello, HelloReply, Negotiate, NegotiateReply, Region, RegionKind, RegisterKvCache, RegisterReply,
     Reply, Request,

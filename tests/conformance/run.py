@@ -19,6 +19,7 @@ import cache
 import flat
 import keys_golden
 import refusals
+import script
 from client import F_GET_SEALS, REPLIES, REPLY, REQUEST, REQUESTS, ROOT, SEAL_EXEC, SEALS, Client, fcntl, status, table
 
 WATCHDOG_S = 60
@@ -108,6 +109,7 @@ def main() -> None:
             child("write", path)
             child("read", path)
             refusals.run(path)
+    script.run()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 //! Frames into owned messages, with every field checked.
 
+mod explain;
 mod field;
 mod reply;
 mod request;
 
 use flatbuffers::VerifierOptions;
+
+pub use explain::explain_request;
 
 use super::MAX_FRAME_BYTES;
 use super::error::{BadFrame, DecodeError};
