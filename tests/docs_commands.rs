@@ -19,9 +19,13 @@ const GEOMETRY: &str = include_str!("../docs/geometry.md");
 const VLLM: &str = include_str!("../docs/vllm.md");
 
 /// Beginnings of commands that are not run here, and why.
-const NOT_RUN: [(&str, &str); 9] = [
+const NOT_RUN: [(&str, &str); 10] = [
     ("cargo xtask demo", "builds vLLM; the gate runs it"),
     ("cargo xtask test", "it is what runs this test"),
+    (
+        "kvasir conform",
+        "waits for a client; tests/conform.rs runs it with several",
+    ),
     ("cargo build", "compiles the program that is under test"),
     ("cargo test", "runs other tests"),
     ("cargo +nightly fuzz", "needs a nightly toolchain and cargo-fuzz"),

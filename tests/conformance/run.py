@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import cache
 import flat
+import golden
 import keys_golden
 import refusals
 import script
@@ -101,6 +102,7 @@ def child(part: str, path: str) -> None:
 def main() -> None:
     keys_golden.main()
     golden_frames()
+    golden.main()
     documents()
     with tempfile.TemporaryDirectory() as directory:
         options = ("--pool-size", "256MiB", "--chunk-size", "auto", "--chunk-scope", "model")
