@@ -13,7 +13,7 @@ use kvasir::client::{
     Client, ClientConfig, ClientKind, Domain, GroupSpan, HostMemory, Joined, KvGroupPages, LayerPages,
     LookupAnswer, LookupRequest, Negotiate, ObjectGroupPages, ObjectKind, Rank, Tail, TailList,
 };
-use kvasir::keys::{ChunkKey, DomainFields, Extras, KeyChain};
+use kvasir::keys::{ChunkKey, Extras, KeyChain};
 
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -125,16 +125,7 @@ pub fn agree(client: &Client, world: u16) -> Result<(u64, ChunkKey)> {
         previous_size: 0,
         binding_domain: None,
     })?;
-    let domain = domain(world);
-    let fields = DomainFields {
-        model: domain.model,
-        weights_id: domain.weights_id,
-        kv_dtype: domain.kv_dtype,
-        fingerprint: domain.fingerprint,
-        parallel_shape: domain.parallel_shape,
-        chunk_size: agreed.chunk_size,
-    };
-    Ok((agreed.chunk_size, fields.domain_seed()?))
+    Ok((agreed.chunk_size, domain(world).seed(agreed.chunk_size)?))
 }
 
 /// All that decides about the bytes of a chunk beside its tokens: engines of one domain share objects.

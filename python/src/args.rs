@@ -1,9 +1,8 @@
 //! Arguments as Python gives them.
 
 use kvasir::geometry::ObjectKind;
-use kvasir::keys::{ChunkKey, DomainFields};
+use kvasir::keys::{ChunkKey, Domain};
 use kvasir::object::{ClientKind, GroupRegistration, GroupSpan, ObjectId};
-use kvasir::wire::Domain;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -19,24 +18,13 @@ pub(crate) struct DomainArg {
 }
 
 impl DomainArg {
-    pub(crate) fn wire(self) -> Domain {
+    pub(crate) fn domain(self) -> Domain {
         Domain {
             model: self.model,
             weights_id: self.weights_id,
             kv_dtype: self.kv_dtype,
             fingerprint: self.fingerprint,
             parallel_shape: self.parallel_shape,
-        }
-    }
-
-    pub(crate) fn fields(self, chunk_size: u64) -> DomainFields {
-        DomainFields {
-            model: self.model,
-            weights_id: self.weights_id,
-            kv_dtype: self.kv_dtype,
-            fingerprint: self.fingerprint,
-            parallel_shape: self.parallel_shape,
-            chunk_size,
         }
     }
 }

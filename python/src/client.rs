@@ -142,7 +142,7 @@ impl Client {
             _ => PayloadPath::None,
         };
         let request = RegisterKvCache {
-            domain: domain.wire(),
+            domain: domain.domain(),
             rank,
             world_size,
             required_alignment,

@@ -36,7 +36,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 #[pyfunction]
 fn domain_seed(py: Python<'_>, domain: DomainArg, chunk_size: u64) -> PyResult<Bound<'_, PyBytes>> {
-    let seed = domain.fields(chunk_size).domain_seed();
+    let seed = domain.domain().seed(chunk_size);
     seed.map(|seed| bytes(py, &seed))
         .map_err(|error| key_error(py, error))
 }

@@ -7,11 +7,11 @@ const DOMAIN_CONTEXT: &str = "kvasir.domain.1";
 
 /// Everything two engines must share before their objects may stand for each other.
 ///
-/// Encoding: each field in the order below as a `u32` LE byte count followed by its bytes; `chunk_size` is
-/// a field of 8 bytes, `u64` LE. Because every field carries its length, no two different sets of fields
+/// Encoding: each field in the order below as a `u32` LE byte count followed by its bytes. The chunk size that is bound
+/// comes last, a field of 8 bytes, `u64` LE. Because every field carries its length, no two different sets of fields
 /// encode alike.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DomainFields {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Domain {
     /// Model name as the engine resolved it.
     pub model: String,
     /// Weights identity: an operator's string, a hub commit, or [`weights_identity`](super::weights_identity).
@@ -22,14 +22,12 @@ pub struct DomainFields {
     pub fingerprint: Vec<u8>,
     /// How the model is split over ranks.
     pub parallel_shape: String,
-    /// Bound chunk size in tokens.
-    pub chunk_size: u64,
 }
 
-impl DomainFields {
-    /// The seed of every key chain in this domain, the key "before" chunk 0.
-    pub fn domain_seed(&self) -> Result<ChunkKey, KeyError> {
-        let chunk_size = self.chunk_size.to_le_bytes();
+impl Domain {
+    /// The seed of every key chain in this domain under a chunk size in tokens: the key "before" chunk 0.
+    pub fn seed(&self, chunk_size: u64) -> Result<ChunkKey, KeyError> {
+        let chunk_size = chunk_size.to_le_bytes();
         let fields: [(&'static str, &[u8]); 6] = [
             ("model", self.model.as_bytes()),
             ("weights_id", &self.weights_id),
@@ -53,77 +51,72 @@ mod tests {
     use super::super::MAX_FIELD_BYTES;
     use super::*;
 
-    fn fields() -> DomainFields {
-        DomainFields {
+    fn domain() -> Domain {
+        Domain {
             model: "acme/tiny".into(),
             weights_id: vec![7; 32],
             kv_dtype: "bfloat16".into(),
             fingerprint: vec![9; 32],
             parallel_shape: "tp=1".into(),
-            chunk_size: 256,
         }
     }
 
     #[test]
     fn every_field_matters() {
-        let base = fields();
+        let base = domain();
         let changed = [
-            DomainFields {
+            Domain {
                 model: "acme/tinz".into(),
                 ..base.clone()
             },
-            DomainFields {
+            Domain {
                 weights_id: vec![8; 32],
                 ..base.clone()
             },
-            DomainFields {
+            Domain {
                 kv_dtype: "float16".into(),
                 ..base.clone()
             },
-            DomainFields {
+            Domain {
                 fingerprint: vec![9; 31],
                 ..base.clone()
             },
-            DomainFields {
+            Domain {
                 parallel_shape: "tp=2".into(),
                 ..base.clone()
             },
-            DomainFields {
-                chunk_size: 257,
-                ..base.clone()
-            },
         ];
-        let seed = base.domain_seed().unwrap();
-        let mut seeds: Vec<_> = changed.iter().map(|d| d.domain_seed().unwrap()).collect();
-        seeds.push(seed);
+        let seed = base.seed(256).unwrap();
+        let mut seeds: Vec<_> = changed.iter().map(|d| d.seed(256).unwrap()).collect();
+        seeds.extend([seed, base.seed(257).unwrap()]);
         seeds.sort();
         seeds.dedup();
-        assert_eq!(seeds.len(), changed.len() + 1);
+        assert_eq!(seeds.len(), changed.len() + 2);
     }
 
     #[test]
     fn a_byte_moved_across_a_field_border_changes_the_seed() {
-        let left = DomainFields {
+        let left = Domain {
             model: "ab".into(),
             weights_id: b"c".to_vec(),
-            ..fields()
+            ..domain()
         };
-        let right = DomainFields {
+        let right = Domain {
             model: "a".into(),
             weights_id: b"bc".to_vec(),
-            ..fields()
+            ..domain()
         };
-        assert_ne!(left.domain_seed().unwrap(), right.domain_seed().unwrap());
+        assert_ne!(left.seed(256).unwrap(), right.seed(256).unwrap());
     }
 
     #[test]
     fn an_absurd_field_is_refused_with_its_length() {
-        let long = DomainFields {
+        let long = Domain {
             weights_id: vec![0; MAX_FIELD_BYTES + 1],
-            ..fields()
+            ..domain()
         };
         assert_eq!(
-            long.domain_seed(),
+            long.seed(256),
             Err(KeyError::FieldTooLong {
                 field: "weights_id",
                 bytes: MAX_FIELD_BYTES + 1,

@@ -10,7 +10,7 @@
 //! key_i  = BLAKE3(key_{i-1} || leaf_i),  key_{-1} = seed
 //! ```
 //!
-//! A tail is the same function over fewer tokens. The encodings are fixed by [`DomainFields`] and
+//! A tail is the same function over fewer tokens. The encodings are fixed by [`Domain`] and
 //! [`Extras`]; `tests/data/keys/golden.json` pins them, and `tests/keys_golden.py` checks the same file
 //! from a second implementation. Changing any of it needs a new context string.
 //!
@@ -28,7 +28,7 @@ pub mod leaves;
 mod weights;
 
 pub use chain::KeyChain;
-pub use domain::DomainFields;
+pub use domain::Domain;
 pub use extras::{Extras, MmItem};
 pub use weights::{
     WeightsError, WeightsIdentity, WeightsOptions, WeightsStamp, default_cache_dir, identify_weights,

@@ -18,7 +18,7 @@ use crate::cache::{
 use crate::control::view::CONTROL_BYTES;
 use crate::control::{DomainId, NegotiateRequest};
 use crate::geometry::chunk;
-use crate::keys::{ChunkKey, DomainFields};
+use crate::keys::ChunkKey;
 use crate::object::{CommitRequest, FRAME_BYTES, Lookup, PayloadPath, RetrieveRequest};
 use crate::wire::{
     ErrorCode, Hello, HelloReply, Negotiate, NegotiateReply, PROTOCOL_VERSION, Region, RegionKind,
@@ -356,18 +356,8 @@ async fn register(
             [u64::from(PayloadPath::ShmDirect.number())],
         ));
     }
-    let domain = &request.domain;
-    let fields = DomainFields {
-        model: domain.model.clone(),
-        weights_id: domain.weights_id.clone(),
-        kv_dtype: domain.kv_dtype.clone(),
-        fingerprint: domain.fingerprint.clone(),
-        parallel_shape: domain.parallel_shape.clone(),
-        chunk_size: u64::from(chunk_size),
-    };
-    let domain_seed = fields
-        .domain_seed()
-        .map_err(|error| WireError::new(ErrorCode::InvalidArgument, error, []))?;
+    let domain_seed = request.domain.seed(u64::from(chunk_size));
+    let domain_seed = domain_seed.map_err(|error| WireError::new(ErrorCode::InvalidArgument, error, []))?;
     let registration = registration(&request, domain_seed, chunk_size);
     let client = client_of(server, session)?;
     let (domain, kept_frames_max) = work(server, Register::new(client, &registration), turn).await?;

@@ -2,7 +2,7 @@
 //! What a message says about objects is in `object`.
 
 use super::error::WireError;
-use crate::keys::ChunkKey;
+use crate::keys::{ChunkKey, Domain};
 use crate::object::{
     ClientKind, CommitAnswer, CommitRequest, Extent, GrantRequest, GroupRegistration, GroupSpan, Lookup,
     LookupAnswer, ObjectId, PayloadPath, RetrieveAnswer, RetrieveRequest, numbered,
@@ -180,21 +180,6 @@ pub struct NegotiateReply {
     pub chunk_size: u64,
     /// What the engine's log should say.
     pub warnings: Vec<String>,
-}
-
-/// What makes two objects comparable, without the chunk size.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Domain {
-    /// The model's name.
-    pub model: String,
-    /// The identity of its weights.
-    pub weights_id: Vec<u8>,
-    /// The type of a KV element.
-    pub kv_dtype: String,
-    /// The layout fingerprint.
-    pub fingerprint: Vec<u8>,
-    /// How the model is spread over ranks.
-    pub parallel_shape: String,
 }
 
 /// What one rank stores.

@@ -43,9 +43,11 @@ pub use error::{BadFrame, DecodeError, ErrorCode, WireError};
 pub use frame::{FirstBytes, FrameError, FrameReader, PREFIX_BYTES};
 pub use grown::grow;
 pub use message::{
-    Domain, Hello, HelloReply, Negotiate, NegotiateReply, Region, RegionKind, RegisterKvCache, RegisterReply,
-    Reply, Request,
+    Hello, HelloReply, Negotiate, NegotiateReply, Region, RegionKind, RegisterKvCache, RegisterReply, Reply,
+    Request,
 };
+
+pub use crate::keys::Domain;
 
 /// The version that both sides of a connection have to speak.
 pub const PROTOCOL_VERSION: u32 = 2;

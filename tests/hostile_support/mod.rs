@@ -14,7 +14,7 @@ use kvasir::client::{Client, ClientConfig, KvMemory};
 use kvasir::control::{BootInfo, ControlRegion};
 use kvasir::copy::HostMemory;
 use kvasir::index::layout::ABI_VERSION;
-use kvasir::keys::{ChunkKey, DomainFields};
+use kvasir::keys::ChunkKey;
 use kvasir::object::*;
 use kvasir::shm::fdpass::send_with_fds;
 use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
@@ -199,16 +199,7 @@ pub fn well_behaved(request: &Request, regions: &Regions) -> Answer {
 }
 
 pub fn seed(request: &RegisterKvCache) -> ChunkKey {
-    let domain = request.domain.clone();
-    let fields = DomainFields {
-        model: domain.model,
-        weights_id: domain.weights_id,
-        kv_dtype: domain.kv_dtype,
-        fingerprint: domain.fingerprint,
-        parallel_shape: domain.parallel_shape,
-        chunk_size: CHUNK as u64,
-    };
-    fields.domain_seed().unwrap()
+    request.domain.seed(CHUNK as u64).unwrap()
 }
 
 pub fn client(socket: &Path) -> Client {

@@ -1,6 +1,6 @@
 //! What the client is told to store and to find: three prompts, whose keys follow from what it registers.
 
-use crate::keys::{ChunkKey, DomainFields, Extras, KeyChain, KeyError};
+use crate::keys::{ChunkKey, Extras, KeyChain, KeyError};
 use crate::wire::RegisterKvCache;
 
 /// The chunk size from which the kit's server goes up to suit the client.
@@ -76,16 +76,7 @@ pub(super) struct Script {
 
 impl Script {
     pub(super) fn new(register: &RegisterKvCache, chunk_size: u32) -> Result<Self, KeyError> {
-        let domain = &register.domain;
-        let fields = DomainFields {
-            model: domain.model.clone(),
-            weights_id: domain.weights_id.clone(),
-            kv_dtype: domain.kv_dtype.clone(),
-            fingerprint: domain.fingerprint.clone(),
-            parallel_shape: domain.parallel_shape.clone(),
-            chunk_size: u64::from(chunk_size),
-        };
-        let seed = fields.domain_seed()?;
+        let seed = register.domain.seed(u64::from(chunk_size))?;
         let alignment = register.required_alignment.max(1);
         let length = CHUNKS as u64 * u64::from(chunk_size) + alignment;
         let mut tails = Vec::new();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::core::Core;
 use super::session::{Session, unexpected};
-use super::wanted::{Registered, domain_seed};
+use super::wanted::Registered;
 use crate::client::ClientError;
 use crate::object::GrantRequest;
 use crate::wire::{Reply, Request};
@@ -63,7 +63,7 @@ impl Core {
             return Ok(registered);
         }
         let request = self.wanted().register.ok_or(ClientError::NoRegistration)?;
-        let seed = domain_seed(&request, self.chunk_size().unwrap_or(0))?;
+        let seed = request.domain.seed(self.chunk_size().unwrap_or(0))?;
         Ok(Arc::new(Registered {
             request,
             seed,

@@ -16,7 +16,7 @@ use super::exchange::ahead;
 use super::populate::When;
 use super::session::{Session, unexpected};
 use super::wake::SocketFile;
-use super::wanted::{Registered, Wanted, domain_seed};
+use super::wanted::{Registered, Wanted};
 use crate::client::ClientError;
 use crate::object::ClientKind;
 use crate::sync::shared::Ordering;
@@ -193,7 +193,7 @@ pub(crate) fn confirm(
     let Reply::Register(reply) = reply else {
         return Err(unexpected(reply));
     };
-    let seed = domain_seed(&request, reply.chunk_size)?;
+    let seed = request.domain.seed(reply.chunk_size)?;
     if seed != reply.domain_seed {
         return Err(ClientError::SeedMismatch);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::client::ClientError;
 use crate::geometry::ObjectKind;
-use crate::keys::{ChunkKey, DomainFields};
+use crate::keys::ChunkKey;
 use crate::wire::{Negotiate, RegisterKvCache};
 
 /// A registration that the server has confirmed.
@@ -54,18 +54,4 @@ pub(crate) struct Wanted {
     pub(crate) registered: Option<Arc<Registered>>,
     /// Changes whenever `negotiate` or `register` does.
     pub(crate) version: u64,
-}
-
-/// The seed of a registration's domain under a chunk size.
-pub(crate) fn domain_seed(request: &RegisterKvCache, chunk_size: u64) -> Result<ChunkKey, ClientError> {
-    let domain = request.domain.clone();
-    Ok(DomainFields {
-        model: domain.model,
-        weights_id: domain.weights_id,
-        kv_dtype: domain.kv_dtype,
-        fingerprint: domain.fingerprint,
-        parallel_shape: domain.parallel_shape,
-        chunk_size,
-    }
-    .domain_seed()?)
 }

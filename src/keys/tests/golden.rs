@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ChunkKey, DomainFields, Extras, KeyChain, MmItem};
+use super::{ChunkKey, Extras, KeyChain, MmItem};
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/keys/golden.json");
 
@@ -80,15 +80,14 @@ fn key_hex(key: &ChunkKey) -> String {
 
 impl Case {
     fn chain(&self) -> (ChunkKey, KeyChain) {
-        let seed = DomainFields {
+        let seed = crate::keys::Domain {
             model: self.domain.model.clone(),
             weights_id: unhex(&self.domain.weights_id_hex),
             kv_dtype: self.domain.kv_dtype.clone(),
             fingerprint: unhex(&self.domain.fingerprint_hex),
             parallel_shape: self.domain.parallel_shape.clone(),
-            chunk_size: self.domain.chunk_size,
         }
-        .domain_seed()
+        .seed(self.domain.chunk_size)
         .unwrap();
         let item = |item: &Item| MmItem {
             identifier: unhex(&item.identifier_hex),

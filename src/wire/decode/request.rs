@@ -5,6 +5,7 @@ use super::field::{
     optional_id, require, spans, tail, text,
 };
 use super::{Decoded, fb};
+use crate::keys::Domain;
 use crate::object::{
     ClientKind, CommitRequest, GrantRequest, GroupRegistration, Lookup, PayloadPath, RetrieveRequest,
     StoreItem, TailList,
