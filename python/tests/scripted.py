@@ -162,13 +162,13 @@ class Engine:
         self, socket: str | Sequence[str], specs: Sequence[Any] = FULL_SPECS, name: str = "engine", ranks: int = 1,
         odd: Sequence[Any] | None = None, shape: Shape | None = None, rank_type: Callable[..., Any] = Rank,
         role: str = "kv_both", policy: str = "recompute", model: str = "test/model", lora_config: Any = None,
-        **settings: Any,
+        alter: Callable[[Any], None] | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         """`odd`: what the last rank has in place of `specs`. `ranks`: tensor-parallel ones, short for a `shape`.
 
         `role` and `policy`: the engine's `kv_role` and `kv_load_failure_policy`. `model`: a directory, with the setting
         `weights_id` as None, where its files are to be looked at. `rank_type`: `Rank`, or what has a
-        rank run elsewhere.
+        rank run elsewhere. `alter`: changes the configuration before a connector sees it.
         """
         shape = shape or Shape(ranks)
         extra = {
@@ -178,7 +178,15 @@ class Engine:
         self.kv_config = kv_config(specs, shape)
         self.geometry = geometries.resolve(self.kv_config, shape.dcp)
         span = max(span for _, span in self.geometry.spans)
-        self.config = config = functools.partial(_config, name, extra, (role, policy), span, shape, (model, lora_config))
+        plain = functools.partial(_config, name, extra, (role, policy), span, shape, (model, lora_config))
+
+        def config(rank: int) -> Any:
+            made = plain(rank)
+            if alter is not None:
+                alter(made)
+            return made
+
+        self.config = config
         self.ranks = [
             rank_type(config(rank), kv_config(specs, shape), rank, shape.held(rank, specs))
             for rank in range(shape.ranks)

@@ -9,7 +9,9 @@ import os
 import pathlib
 import subprocess
 import time
+import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -190,6 +192,50 @@ def test_servers_that_differ_say_so(tmp_path: pathlib.Path, spared: Spared) -> N
         assert [reported(server) for server in pair] == [["servers_differ"]] * 2
         assert findings(pair[0])["servers_differ"] == "silent"
     assert not spared.errors
+
+
+def test_a_chunk_size_that_does_not_suit_the_engine_is_said(tmp_path: pathlib.Path, spared: Spared) -> None:
+    """The server that comes later cannot know of the steps in which the engine's scheduler counts."""
+
+    def in_steps_of_48(config: Any) -> None:
+        config.cache_config.block_size = 48
+
+    server = Server(str(tmp_path))
+    with contextlib.ExitStack() as stack:
+        engine = Engine(server.socket, alter=in_steps_of_48)
+        stack.callback(engine.close)
+        server.start(chunk_size=64)
+        stack.callback(server.kill)
+        eventually("the clients", lambda: engine.healthy)
+        assert engine.ask(Request("one", 170)) == (0, False)
+        (row,) = [row for row in status(server)["clients"] if row["conditions"]]
+        assert (row["kind"], row["conditions"]) == ("scheduler", ["chunk_refused"])
+        assert "caches nothing: the server's chunk size does not suit it" in printed(server, "status")
+        assert findings(server)["chunk_refused"] == "silent"
+        assert "--chunk-size" in printed(server, "doctor")
+    assert not spared.errors
+
+
+def test_media_that_an_engine_does_not_hash_are_said(server: Server, engines: Engines) -> None:
+    class Position:
+        offset, length = 3, 5
+
+    class Feature:
+        identifier, mm_position = "renderer0-mm-1-image-0", Position
+
+    def without_caches(config: Any) -> None:
+        config.model_config.multimodal_config = types.SimpleNamespace(mm_processor_cache_gb=0)
+        config.cache_config.enable_prefix_caching = False
+
+    engine = engines(alter=without_caches)
+    assert computed(engine, "text") == 0
+    assert reported(server) == [], "requests without media are cached"
+    assert engine.ask(Request("picture", 170, 2, mm_features=[Feature])) == (0, False)
+    (row,) = [row for row in status(server)["clients"] if row["conditions"]]
+    assert (row["kind"], row["conditions"]) == ("scheduler", ["media_unhashed"])
+    assert "caches no requests with images or other media" in printed(server, "status")
+    assert findings(server)["media_unhashed"] == "slow"
+    assert "start it with its prefix cache" in printed(server, "doctor")
 
 
 def test_an_error_that_an_engine_was_spared_is_said(server: Server, engines: Engines, spared: Spared) -> None:
