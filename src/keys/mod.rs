@@ -23,6 +23,7 @@ mod extras;
 #[cfg(test)]
 #[path = "tests/golden.rs"]
 mod golden;
+mod hashing;
 #[doc(hidden)] // what the bench of hashing calls
 pub mod leaves;
 mod weights;
@@ -30,17 +31,19 @@ mod weights;
 pub use chain::KeyChain;
 pub use domain::Domain;
 pub use extras::{Extras, MmItem};
+pub use hashing::{KeyHasher, KeyHashing};
 pub use weights::{
     WeightsError, WeightsIdentity, WeightsOptions, WeightsStamp, default_cache_dir, identify_weights,
     remembered_weights, weights_identity, weights_shape, weights_stamp,
 };
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 /// The name of one chunk or tail object: 32 bytes that depend on the domain and every token before its end.
 ///
 /// An object's identity is this key together with its object group.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct ChunkKey([u8; 32]);
 
@@ -61,6 +64,13 @@ impl ChunkKey {
         input[..32].copy_from_slice(&self.0);
         input[32..].copy_from_slice(leaf);
         Self(*blake3::hash(&input).as_bytes())
+    }
+}
+
+/// Without the length, which all have in common.
+impl Hash for ChunkKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(&self.0);
     }
 }
 

@@ -85,6 +85,14 @@ impl Index {
         self.layout.chains.write_block(&self.mapping, block, line)
     }
 
+    /// Writes the words of an object's body that do not fit in its record, before it is published.
+    ///
+    /// # Errors
+    /// [`ShmError`] when a block is outside of the region.
+    pub fn write_chain(&self, words: &[u64], blocks: &[u32]) -> Result<(), ShmError> {
+        self.layout.chains.write(&self.mapping, words, blocks)
+    }
+
     /// Makes an object visible. `set_epochs` runs between the fields and the meta word.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::cache::{CoreError, Registration};
 use crate::geometry::ObjectKind;
-use crate::keys::ChunkKey;
+use crate::keys::{ChunkKey, KeyHashing};
 use crate::object::{DomainShape, FRAME_BYTES, GroupRegistration, GroupShape, frames_for, tail_bit};
 use crate::pool::body::MAX_PART_BYTES;
 
@@ -26,8 +26,9 @@ pub(crate) struct DomainGroup {
     pub(crate) kind: ObjectKind,
     /// Parts of an object.
     pub(crate) parts: u16,
-    /// Bytes per alignment (or per state) of each part that some rank has registered.
-    pub(crate) unit_bytes: BTreeMap<u16, u64>,
+    /// Bytes per alignment (or per state) of each part that some rank has registered, by part. A list and not a tree: the last
+    /// rank's farewell ends all domains' parts at once, and a list goes in one piece.
+    unit_bytes: Vec<(u16, u64)>,
     /// Frames of those parts of a full chunk, and of the largest of them.
     known_frames: u64,
     largest: u64,
@@ -42,9 +43,18 @@ impl DomainGroup {
         self.known_frames + unknown * self.largest
     }
 
+    /// The place of a part that some rank has registered, or where it belongs.
+    fn part(&self, part: u16) -> Result<usize, usize> {
+        self.unit_bytes.binary_search_by_key(&part, |(part, _)| *part)
+    }
+
+    fn unit_bytes(&self, part: u16) -> Option<u64> {
+        Some(self.unit_bytes[self.part(part).ok()?].1)
+    }
+
     /// Bytes of a part of an object of `tokens` tokens. `None` for a part that nobody has registered.
     pub(crate) fn part_bytes(&self, part: u16, tokens: u32, alignment: u64) -> Option<u64> {
-        let unit = *self.unit_bytes.get(&part)?;
+        let unit = self.unit_bytes(part)?;
         match self.kind {
             ObjectKind::Recurrent => Some(unit),
             _ => unit.checked_mul(u64::from(tokens) / alignment),
@@ -67,7 +77,9 @@ pub(crate) struct Domain {
     /// that was registered.
     pub(crate) anchor: Option<u16>,
     world_size: u32,
-    ranks: BTreeSet<u32>,
+    /// A bit for each rank that has registered at some time, and how many have.
+    ranks: Vec<u64>,
+    ranks_seen: u32,
     registrations: usize,
     records: u64,
 }
@@ -75,7 +87,27 @@ pub(crate) struct Domain {
 impl Domain {
     /// Whether all ranks have registered at some time, so that no mandatory group is unknown.
     pub(crate) fn is_complete(&self) -> bool {
-        self.ranks.len() >= self.world_size as usize
+        self.ranks_seen >= self.world_size
+    }
+
+    fn has_seen(&self, rank: u32) -> bool {
+        self.ranks
+            .get(rank as usize / 64)
+            .is_some_and(|bits| bits >> (rank % 64) & 1 != 0)
+    }
+
+    /// Notes a rank, which is less than their number.
+    fn see(&mut self, rank: u32) {
+        if !self.has_seen(rank) {
+            self.ranks.resize(self.world_size.div_ceil(64) as usize, 0);
+            self.ranks[rank as usize / 64] |= 1 << (rank % 64);
+            self.ranks_seen += 1;
+        }
+    }
+
+    /// Pieces of memory that it consists of: what it takes to end it.
+    fn pieces(&self) -> u32 {
+        2 + self.groups.len() as u32
     }
 
     /// The bit of a tail of so many tokens in the word of the chunk before it; 0 of a full chunk, which is none.
@@ -136,10 +168,10 @@ impl Domain {
 /// All domains. A domain is kept while a rank is registered in it or one of its objects exists.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    domains: HashMap<u32, Domain>,
+    domains: BTreeMap<u32, Domain>,
     /// Numbers given so far. None is given twice, since clients remember them.
     numbers: u32,
-    by_seed: HashMap<ChunkKey, u32>,
+    by_seed: HashMap<ChunkKey, u32, KeyHashing>,
     /// Parts that are registered in all of them.
     parts: usize,
 }
@@ -159,7 +191,8 @@ impl Registry {
             groups: Vec::new(),
             anchor: None,
             world_size: r.world_size,
-            ranks: BTreeSet::new(),
+            ranks: Vec::new(),
+            ranks_seen: 0,
             registrations: 0,
             records: 0,
         };
@@ -185,14 +218,14 @@ impl Registry {
         for offered in &r.groups {
             merge_group(domain, offered);
         }
-        domain.ranks.insert(r.rank);
+        domain.see(r.rank);
         domain.registrations += 1;
         Ok(at)
     }
 
-    /// A rank is gone. Its layout stays while objects of it may exist.
-    pub(crate) fn unregister(&mut self, domain: u32) {
-        self.change(domain, |d| d.registrations -= 1);
+    /// A rank is gone. Its layout stays while objects of it may exist. Pieces of memory that went with it.
+    pub(crate) fn unregister(&mut self, domain: u32) -> u32 {
+        self.change(domain, |d| d.registrations -= 1)
     }
 
     /// A record of the domain has come into use.
@@ -200,9 +233,9 @@ impl Registry {
         self.change(domain, |d| d.records += 1);
     }
 
-    /// A record of the domain is free again.
-    pub(crate) fn record_closed(&mut self, domain: u32) {
-        self.change(domain, |d| d.records -= 1);
+    /// A record of the domain is free again. Pieces of memory that went with it.
+    pub(crate) fn record_closed(&mut self, domain: u32) -> u32 {
+        self.change(domain, |d| d.records -= 1)
     }
 
     /// The domain of a seed.
@@ -227,16 +260,19 @@ impl Registry {
         self.by_seed.len()
     }
 
-    fn change(&mut self, domain: u32, change: impl FnOnce(&mut Domain)) {
+    fn change(&mut self, domain: u32, change: impl FnOnce(&mut Domain)) -> u32 {
         let Some(entry) = self.domains.get_mut(&domain) else {
-            return;
+            return 0;
         };
         change(entry);
-        if entry.registrations == 0 && entry.records == 0 {
-            self.parts -= entry.groups.iter().map(|g| g.unit_bytes.len()).sum::<usize>();
-            self.by_seed.remove(&entry.seed);
-            self.domains.remove(&domain);
+        if entry.registrations > 0 || entry.records > 0 {
+            return 0;
         }
+        let pieces = entry.pieces();
+        self.parts -= entry.groups.iter().map(|g| g.unit_bytes.len()).sum::<usize>();
+        self.by_seed.remove(&entry.seed);
+        self.domains.remove(&domain);
+        pieces
     }
 
     fn new_number(&mut self) -> Result<u32, CoreError> {
@@ -377,8 +413,8 @@ fn check_domain(domain: &Domain, r: &Registration, pool_frames: u32) -> Result<u
             limit: MAX_DOMAIN_GROUPS as u64,
         });
     }
-    let ranks = domain.ranks.len() + usize::from(!domain.ranks.contains(&r.rank));
-    if ranks >= domain.world_size as usize {
+    let ranks = domain.ranks_seen + u32::from(!domain.has_seen(r.rank));
+    if ranks >= domain.world_size {
         check_parts(domain, r)?;
     }
     Ok(parts)
@@ -392,10 +428,10 @@ fn check_group(group: &DomainGroup, offered: &GroupRegistration) -> Result<bool,
     check_same(number, "window", old.1, new.1)?;
     let (old, new) = (group.parts.into(), offered.parts.into());
     check_same(number, "number of parts", old, new)?;
-    let Some(unit) = group.unit_bytes.get(&offered.part) else {
+    let Some(unit) = group.unit_bytes(offered.part) else {
         return Ok(true);
     };
-    check_same(number, "unit bytes", *unit, offered.unit_bytes)?;
+    check_same(number, "unit bytes", unit, offered.unit_bytes)?;
     Ok(false)
 }
 
@@ -407,7 +443,7 @@ fn merge_group(domain: &mut Domain, offered: &GroupRegistration) {
             group: offered.group,
             kind: offered.kind,
             parts: offered.parts,
-            unit_bytes: BTreeMap::new(),
+            unit_bytes: Vec::new(),
             known_frames: 0,
             largest: 0,
             bit: 1 << domain.groups.len(),
@@ -419,11 +455,8 @@ fn merge_group(domain: &mut Domain, offered: &GroupRegistration) {
         at
     });
     let group = &mut domain.groups[at];
-    if group
-        .unit_bytes
-        .insert(offered.part, offered.unit_bytes)
-        .is_none()
-    {
+    if let Err(at) = group.part(offered.part) {
+        group.unit_bytes.insert(at, (offered.part, offered.unit_bytes));
         group.known_frames += frames;
         group.largest = group.largest.max(frames);
     }
@@ -453,7 +486,7 @@ fn check_parts(domain: &Domain, last: &Registration) -> Result<(), CoreError> {
         let (mut held, mut parts) = known(number);
         if let Some(offered) = offered(number) {
             let group = domain.group(number);
-            held += usize::from(group.is_none_or(|g| !g.unit_bytes.contains_key(&offered.part)));
+            held += usize::from(group.is_none_or(|g| g.part(offered.part).is_err()));
             parts = offered.parts;
         }
         if held < usize::from(parts) {

@@ -1,6 +1,6 @@
 //! How far the look at all pin words is, and what waits for it.
 
-use super::chunked::{Chunked, Queue};
+use super::chunked::Queue;
 
 /// An object that is out of the index, and nobody has looked yet whether a reader holds it.
 #[derive(Debug)]
@@ -28,11 +28,49 @@ pub(crate) enum Stage {
     LetGo { from: u32 },
 }
 
+/// Records that scans have found pinned, a bit for each.
+///
+/// Words of 64 records have the bits of the latest scan that found any of them, and of the one that did before: while a scan is
+/// under way, what the last one has found is still known. A record that stays pinned is found by each.
+#[derive(Debug)]
+pub(crate) struct Marks {
+    /// Of each 64 records a scan and its bits, and those before. All zeroes at first, so that no memory is touched before it is used.
+    words: Vec<[u64; 4]>,
+}
+
+impl Marks {
+    fn new(records: u32) -> Self {
+        Self {
+            words: vec![[0; 4]; (records as usize).div_ceil(64)],
+        }
+    }
+
+    /// A scan has found a record pinned.
+    pub(crate) fn mark(&mut self, record: u32, scan: u64) {
+        let Some(word) = self.words.get_mut(record as usize / 64) else {
+            return;
+        };
+        if word[0] != scan {
+            *word = [scan, 0, word[0], word[1]];
+        }
+        word[1] |= 1 << (record % 64);
+    }
+
+    /// Whether that scan or a later one has.
+    fn found(&self, record: u32, scan: u64) -> bool {
+        let bit = 1 << (record % 64);
+        self.words
+            .get(record as usize / 64)
+            .is_some_and(|&[last, bits, before, old]| {
+                last >= scan && bits & bit != 0 || before >= scan && old & bit != 0
+            })
+    }
+}
+
 /// The state of the look.
 #[derive(Debug)]
 pub(crate) struct PinScan {
-    /// By record: the last scan that found a word that pins it. Takes memory as pins come up.
-    pub(crate) marks: Chunked<u64>,
+    pub(crate) marks: Marks,
     /// Scans that have begun, whose words have been read, and from which everything has followed.
     pub(crate) begun: u64,
     pub(crate) read: u64,
@@ -47,7 +85,7 @@ impl PinScan {
     /// Nothing has been looked at, of so many records.
     pub(crate) fn new(records: u32) -> Self {
         Self {
-            marks: Chunked::new(0, records),
+            marks: Marks::new(records),
             begun: 0,
             read: 0,
             swept: 0,
@@ -64,7 +102,7 @@ impl PinScan {
 
     /// Whether that scan, or a later one, has found a record pinned.
     pub(crate) fn found(&self, record: u32, scan: u64) -> bool {
-        *self.marks.get(record) >= scan
+        self.marks.found(record, scan)
     }
 
     /// Objects that nobody has decided about.
@@ -79,5 +117,34 @@ impl PinScan {
             parent,
             after: self.begun,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_scan_is_known_while_the_next_is_under_way() {
+        let mut marks = Marks::new(200);
+        for record in [0, 63, 64, 199] {
+            assert!(!marks.found(record, 1));
+            marks.mark(record, 5);
+        }
+        marks.mark(256, 5); // none of these
+        assert!(!marks.found(1, 5) && !marks.found(200, 5) && !marks.found(256, 5));
+        // The next finds one of the first word so far.
+        marks.mark(63, 6);
+        for (record, found) in [(0, [true, false]), (63, [true, true]), (64, [true, false])] {
+            assert_eq!(
+                [5, 6].map(|scan| marks.found(record, scan)),
+                found,
+                "record {record}"
+            );
+        }
+        // And one after it the other.
+        marks.mark(0, 7);
+        assert!(marks.found(0, 7) && marks.found(63, 6) && !marks.found(63, 7));
+        assert!(marks.found(199, 4) && !marks.found(199, 6));
     }
 }

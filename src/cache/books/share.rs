@@ -70,8 +70,12 @@ impl Share {
 }
 
 /// A set of frames.
+///
+/// Runs are kept by the frame behind their last: what is stored takes a run from its first frame on, which then changes a number in
+/// its place.
 #[derive(Debug, Default)]
 pub(crate) struct Granted {
+    /// First frames, by ends.
     runs: BTreeMap<u32, u32>,
     frames: u64,
 }
@@ -84,29 +88,38 @@ impl Granted {
 
     /// Adds a run of frames that are not in the set.
     pub(crate) fn add(&mut self, extent: Extent) {
-        self.runs.insert(extent.frame, extent.count);
+        self.runs.insert(extent.frame + extent.count, extent.frame);
         self.frames += u64::from(extent.count);
     }
 
     /// Takes a run of frames out. False when one of them is not in the set; then nothing changes.
     pub(crate) fn remove(&mut self, extent: Extent) -> bool {
+        let Some(end) = extent.end() else { return false };
+        // Mostly all of it is the beginning of one run.
+        if let Some((&run_end, start)) = self.runs.range_mut(end.saturating_add(1)..).next()
+            && *start == extent.frame
+            && extent.count > 0
+            && run_end > end
+        {
+            *start = end;
+            self.frames -= u64::from(extent.count);
+            return true;
+        }
         if !self.contains(extent) {
             return false;
         }
-        let end = extent.frame + extent.count;
         let mut at = extent.frame;
         while at < end {
-            let Some((&start, &count)) = self.runs.range(..=at).next_back() else {
+            let Some((&run_end, &start)) = self.runs.range(at + 1..).next() else {
                 return false; // `contains` has seen it
             };
-            let run_end = start + count;
             let cut = run_end.min(end);
-            self.runs.remove(&start);
-            if start < at {
-                self.runs.insert(start, at - start);
+            match cut < run_end {
+                true => drop(self.runs.insert(run_end, cut)),
+                false => drop(self.runs.remove(&run_end)),
             }
-            if cut < run_end {
-                self.runs.insert(cut, run_end - cut);
+            if start < at {
+                self.runs.insert(at, start);
             }
             self.frames -= u64::from(cut - at);
             at = cut;
@@ -119,8 +132,8 @@ impl Granted {
         let Some(end) = extent.end() else { return false };
         let mut at = extent.frame;
         while at < end {
-            match self.runs.range(..=at).next_back() {
-                Some((&start, &count)) if start + count > at => at = start + count,
+            match self.runs.range(at + 1..).next() {
+                Some((&run_end, &start)) if start <= at => at = run_end,
                 _ => return false,
             }
         }
@@ -129,8 +142,8 @@ impl Granted {
 
     /// The first run.
     pub(crate) fn first(&self) -> Option<Extent> {
-        let (&frame, &count) = self.runs.first_key_value()?;
-        Some(Extent::new(frame, count))
+        let (&end, &frame) = self.runs.first_key_value()?;
+        Some(Extent::new(frame, end - frame))
     }
 }
 

@@ -128,11 +128,6 @@ impl Tree {
         self.all.get_mut(record)
     }
 
-    /// Whether a record of that number may have been in use.
-    pub(crate) fn is_known(&self, record: u32) -> bool {
-        self.all.has(record)
-    }
-
     /// Visible objects.
     pub(crate) fn live(&self) -> u64 {
         self.live

@@ -20,8 +20,8 @@ use crate::sync::shared::{Ordering, fence};
 const WORDS: usize = 128;
 /// Words of such a copy that count as one step.
 const WORDS_PER_STEP: usize = 16;
-/// Records that are marked in one step: they may lie anywhere.
-const MARKS_PER_STEP: u32 = 4;
+/// Records that are marked in one step: their bits may lie anywhere, but all of them are little memory.
+const MARKS_PER_STEP: u32 = 8;
 /// Steps of letting a record go that no word pins any more, and of putting one where it hung.
 const UNPARK_STEPS: u32 = 3;
 const STAY_STEPS: u32 = 2;
@@ -92,11 +92,8 @@ impl Core {
         let (marks, scan) = (&mut self.sweep.marks, self.sweep.begun);
         let mut marked = 0;
         for record in words[..count].iter().filter_map(|word| record_of(*word, total)) {
-            // What was never in use cannot be what a pin that counts names.
-            if self.tree.is_known(record) {
-                *marks.get_mut(record) = scan;
-                marked += 1;
-            }
+            marks.mark(record, scan);
+            marked += 1;
         }
         turn.spend(1 + (count / WORDS_PER_STEP) as u32 + marked / MARKS_PER_STEP);
         self.sweep.stage = match word + count < high {

@@ -4,7 +4,7 @@
 
 use super::context::Context;
 use super::filling::{AT_ONCE, Filling};
-use super::parent::Parent;
+use super::parent::Place;
 use super::runs::GiveBack;
 use crate::cache::books::incomplete::{IncompleteKey, Seen};
 use crate::cache::books::registry::Domain;
@@ -168,12 +168,25 @@ impl Core {
         if self.incomplete.turned_away(&key, item.part) {
             return Ok(refuse(CommitOutcome::Skipped));
         }
+        let steps = frame_steps(extents.len(), count_frames(extents));
         if let Some(incomplete) = self.incomplete.get(&key) {
             if incomplete.part(item.part).is_some() || incomplete.tokens != item.tokens {
                 return Ok(refuse(CommitOutcome::Exists));
             }
-        } else if let Some(refusal) = self.open_incomplete(context, item)? {
-            return Ok(refuse(refusal));
+        } else {
+            let place = match self.place_of(context, item)? {
+                Ok(place) => place,
+                Err(refusal) => return Ok(refuse(refusal)),
+            };
+            if place.parts == 1
+                && steps <= AT_ONCE
+                && let Some(stored) = self.store_whole(turn, context, item, extents, &place)?
+            {
+                return Ok(stored);
+            }
+            if !self.open_incomplete(context, item, &place)? {
+                return Ok(refuse(CommitOutcome::Dropped));
+            }
         }
         let Some((record, seq)) = self.incomplete.get(&key).map(|p| (p.record, p.seq)) else {
             return Ok(refuse(CommitOutcome::Dropped));
@@ -183,7 +196,6 @@ impl Core {
             checksum: item.checksum,
             extents: Vec::with_capacity(extents.len()),
         };
-        let steps = frame_steps(extents.len(), count_frames(extents));
         if steps > AT_ONCE {
             self.incomplete
                 .begin_part(&key, item.part, part, item.held_from, context.client);
@@ -255,28 +267,16 @@ impl Core {
         Ok((CommitOutcome::Skipped, Rest::Nothing))
     }
 
-    /// Begins an object. The outcome when it cannot be begun.
+    /// Begins an object in its place. False: it cannot be begun.
     fn open_incomplete(
         &mut self,
         context: &Context,
         item: &StoreItem,
-    ) -> Result<Option<CommitOutcome>, CoreError> {
-        let domain = self.domain(context.domain)?;
-        let Some(group) = domain.group(item.id.group) else {
-            return Ok(Some(CommitOutcome::Dropped));
-        };
-        let (bit, parts) = (group.bit, group.parts);
-        let place = match domain.may_precede_anchor(group) {
-            true => Parent::Root,
-            false => self.parent_of(context, domain, group, item),
-        };
-        let (parent, is_companion) = match place {
-            Parent::Root => (None, false),
-            Parent::Under { record, is_companion } => (Some(record), is_companion),
-            Parent::Missing => return Ok(Some(CommitOutcome::NoParent)),
-        };
-        let Some(record) = self.tree.open(context.domain, bit, parent, is_companion) else {
-            return Ok(Some(CommitOutcome::Dropped));
+        place: &Place,
+    ) -> Result<bool, CoreError> {
+        let (bit, parent) = (place.bit, place.parent);
+        let Some(record) = self.tree.open(context.domain, bit, parent, place.is_companion) else {
+            return Ok(false);
         };
         self.registry.record_opened(context.domain);
         // What a restart finds of an object that is not complete: its name, and frames that name it.
@@ -291,8 +291,9 @@ impl Core {
         self.pool.directory.set_state(record, RecordState::Incomplete);
         let opened = (context.client, context.commits);
         let key = context.key(&item.id);
-        self.incomplete.open(key, record, item.tokens, parts, opened);
-        Ok(None)
+        self.incomplete
+            .open(key, record, item.tokens, place.parts, opened);
+        Ok(true)
     }
 
     /// Marks a tail that other objects have made needless. What is no tail is left alone.

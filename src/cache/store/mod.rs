@@ -8,6 +8,7 @@
 //! commit      one item of it
 //! context     who commits, and where
 //! parent      what an object hangs under
+//! whole       an object of one part, which is visible at once
 //! filling     the runs of a large part become its own
 //! publish     an object that is complete becomes visible
 //! ```
@@ -21,3 +22,4 @@ pub(crate) mod guards;
 pub(crate) mod parent;
 pub(crate) mod publish;
 pub(crate) mod runs;
+pub(crate) mod whole;

@@ -4,26 +4,61 @@ use super::context::Context;
 use crate::cache::books::registry::{Domain, DomainGroup};
 use crate::cache::{Core, CoreError};
 use crate::geometry::ObjectKind;
-use crate::object::{ObjectId, StoreItem};
+use crate::object::{CommitOutcome, ObjectId, StoreItem};
 
 /// Where an object hangs.
-pub(crate) enum Parent {
+enum Parent {
     Root,
     Under { record: u32, is_companion: bool },
     Missing,
 }
 
+/// The place of an object that is yet to begin.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Bit of its group, and its parts.
+    pub(crate) bit: u32,
+    pub(crate) parts: u16,
+    /// Of a tail its bit in the word of the chunk before; 0 of what is none.
+    pub(crate) tail: u32,
+    /// What it hangs under, and whether it is one of the companions of that.
+    pub(crate) parent: Option<u32>,
+    pub(crate) is_companion: bool,
+}
+
 impl Core {
+    /// The place of an object that an item begins. The outcome when it has none.
+    pub(crate) fn place_of(
+        &self,
+        context: &Context,
+        item: &StoreItem,
+    ) -> Result<Result<Place, CommitOutcome>, CoreError> {
+        let domain = self.domain(context.domain)?;
+        let Some(group) = domain.group(item.id.group) else {
+            return Ok(Err(CommitOutcome::Dropped));
+        };
+        let found = match domain.may_precede_anchor(group) {
+            true => Parent::Root,
+            false => self.parent_of(context, domain, group, item),
+        };
+        let (parent, is_companion) = match found {
+            Parent::Root => (None, false),
+            Parent::Under { record, is_companion } => (Some(record), is_companion),
+            Parent::Missing => return Ok(Err(CommitOutcome::NoParent)),
+        };
+        Ok(Ok(Place {
+            bit: group.bit,
+            parts: group.parts,
+            tail: domain.tail_bit(item.tokens),
+            parent,
+            is_companion,
+        }))
+    }
+
     /// Where an object hangs: full attention under the chunk before, all others under the full-attention
     /// object of their key. A state or window of a tail whose attention bytes were not stored (the full
     /// chunk has them) hangs under the chunk before; without a full-attention group all are roots.
-    pub(crate) fn parent_of(
-        &self,
-        context: &Context,
-        domain: &Domain,
-        group: &DomainGroup,
-        item: &StoreItem,
-    ) -> Parent {
+    fn parent_of(&self, context: &Context, domain: &Domain, group: &DomainGroup, item: &StoreItem) -> Parent {
         let under = |group: u16, is_companion: bool, tokens: u32, key| {
             let id = ObjectId { key, group };
             let live = self.live(context.domain, &id);

@@ -14,7 +14,7 @@ use crate::pool::RecordState;
 use crate::pool::record::{Body, COUNTER_BITS, Holding, RecordWords, incarnation};
 
 /// Steps that it takes to publish an object, besides those for its frames, runs and blocks.
-const PUBLISH_STEPS: u32 = 12;
+pub(super) const PUBLISH_STEPS: u32 = 12;
 /// Steps of writing a chain block.
 const BLOCK_STEPS: u32 = 2;
 /// Parts whose books are closed in one step.
@@ -105,12 +105,17 @@ impl Core {
         self.pool.hold_for_object(frames)?;
         self.index.publish(record, &words, &[], slot, || ())?;
         self.incomplete.take(key);
-        self.tree.publish(record, frames as u32, range.held_from, tail);
+        self.now_live(record, frames, range.held_from, tail, bytes);
+        Ok(Publication::Published(EndRivals::new(*key, record, number)))
+    }
+
+    /// Notes an object that has become visible.
+    pub(super) fn now_live(&mut self, record: u32, frames: u64, held_from: u32, tail: u32, bytes: u64) {
+        self.tree.publish(record, frames as u32, held_from, tail);
         self.show_companions(self.tree.get(record).parent);
         self.show_companions(self.tree.chunk_before(record));
         self.counters.stored_objects += 1;
         self.counters.stored_bytes += bytes;
-        Ok(Publication::Published(EndRivals::new(*key, record, number)))
     }
 
     /// Goes on with what is done for an object before it becomes visible. Whether there were chain blocks enough;

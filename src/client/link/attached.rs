@@ -16,7 +16,7 @@ use crate::index::local::{self, LocalAnswer, OtherDomain};
 use crate::index::pin_words::PinWords;
 use crate::index::reader::IndexReader;
 use crate::index::slab::{SLAB_BYTES, SLAB_CONDITIONS};
-use crate::keys::ChunkKey;
+use crate::keys::{ChunkKey, KeyHashing};
 use crate::object::{DomainShape, GroupShape, LookupRequest, ObjectId, RetrieveAnswer, RetrieveRequest};
 use crate::shm::atfork::ForkClosedFd;
 use crate::shm::lock::try_lock_byte;
@@ -35,7 +35,7 @@ pub(crate) struct Attached {
     /// Pins that made room for others and are not counted yet.
     evicted: AtomicU64,
     /// Of domains in which all ranks have registered.
-    shapes: Mutex<HashMap<ChunkKey, Arc<DomainShape>>>,
+    shapes: Mutex<HashMap<ChunkKey, Arc<DomainShape>, KeyHashing>>,
     /// Boot sequence under which this connection lives.
     boot_seq: u64,
     _lock: ForkClosedFd,
@@ -219,7 +219,7 @@ impl Attached {
         self.pins().release_label(label);
     }
 
-    fn shapes(&self) -> MutexGuard<'_, HashMap<ChunkKey, Arc<DomainShape>>> {
+    fn shapes(&self) -> MutexGuard<'_, HashMap<ChunkKey, Arc<DomainShape>, KeyHashing>> {
         self.shapes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use crate::keys::KeyHashing;
 use crate::object::ObjectId;
 
 /// Objects that are remembered. With more of them all are forgotten: what hangs under them is copied once more for nothing.
@@ -10,7 +11,7 @@ const MISSING_MAX: usize = 16384;
 /// What hangs under one of these cannot be stored either, so its bytes need not be copied to be told so.
 #[derive(Debug, Default)]
 pub(crate) struct Missing {
-    ids: HashSet<ObjectId>,
+    ids: HashSet<ObjectId, KeyHashing>,
 }
 
 impl Missing {

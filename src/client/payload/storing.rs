@@ -16,7 +16,7 @@ use crate::client::memory::KvMemory;
 use crate::control::Counter;
 use crate::copy::{CopyEngine, SummedPlan};
 use crate::geometry::ObjectKind;
-use crate::keys::ChunkKey;
+use crate::keys::{ChunkKey, KeyHashing};
 use crate::object::{CommitRequest, Extent, GrantRequest, ObjectId, StoreItem};
 use crate::wire::{ErrorCode, Reply, Request};
 
@@ -68,9 +68,9 @@ pub(crate) struct Storing<'a> {
     /// Of each part whether there is nothing more to do for it.
     settled: Vec<bool>,
     /// Full attention that this call is yet to commit.
-    coming: HashSet<ObjectId>,
+    coming: HashSet<ObjectId, KeyHashing>,
     /// Full attention that there was no room for in this call.
-    given_up: HashSet<ObjectId>,
+    given_up: HashSet<ObjectId, KeyHashing>,
     /// The group that windows and states hang under.
     anchor: Option<u16>,
 }
@@ -96,8 +96,8 @@ impl<'a> Storing<'a> {
             copied: vec![false; parts],
             known: vec![false; parts],
             settled: vec![false; parts],
-            coming: HashSet::new(),
-            given_up: HashSet::new(),
+            coming: HashSet::default(),
+            given_up: HashSet::default(),
             anchor: full.map(|group| group.group).min(),
         }
     }
@@ -207,8 +207,8 @@ impl<'a> Storing<'a> {
         let rest = checked.iter().enumerate().skip(first);
         let rest = rest.filter(|(at, item)| self.is_copied(*at, item));
         let copied: Vec<&StoreRequest> = rest.map(|(_, item)| item.request).collect();
-        let own: HashSet<ChunkKey> = copied.iter().map(|request| request.id.key).collect();
-        let (mut seen, mut under) = (HashSet::new(), Vec::new());
+        let own: HashSet<ChunkKey, KeyHashing> = copied.iter().map(|request| request.id.key).collect();
+        let (mut seen, mut under) = (HashSet::with_hasher(KeyHashing::default()), Vec::new());
         for request in copied {
             // A window's or state's full attention may have been stored by a call before.
             let beside = (!self.is_full(request.id.group)).then_some(request.id.key);
