@@ -8,6 +8,7 @@ use super::steps::{RUN_FRAMES, frame_steps};
 use super::work::{Progress, Work, finish};
 use crate::cache::turn::Turn;
 use crate::object::Extent;
+use crate::shm::heap::sort_freed_memory;
 
 /// Steps of a registration: a look at all clients and at the groups of its domain.
 const REGISTER_STEPS: u32 = 64;
@@ -84,7 +85,8 @@ impl Work for Register<'_> {
             Some(answer) => answer,
             None => {
                 turn.spend(REGISTER_STEPS);
-                let answer = core.enter(self.client, self.registration)?;
+                let (answer, pieces) = core.enter(self.client, self.registration)?;
+                turn.spend(pieces);
                 *self.registered.insert(answer)
             }
         };
@@ -119,7 +121,7 @@ impl Work for Unregister {
 
     fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Progress<()>, CoreError> {
         if !std::mem::replace(&mut self.begun, true) {
-            core.leave(self.client)?;
+            turn.spend(core.leave(self.client)?);
         }
         match self.ending.step(core, turn, self.client)? {
             true => Ok(Progress::Done(())),
@@ -194,6 +196,8 @@ impl Work for ClientGone {
         }
         while let Some(run) = core.client(self.client)?.granted.first() {
             if turn.is_over() {
+                // The books of many runs are many pieces of memory.
+                sort_freed_memory();
                 return Ok(Progress::More);
             }
             let piece = Extent::new(run.frame, run.count.min(RUN_FRAMES));
@@ -269,8 +273,13 @@ impl Core {
         Ok(self.slabs.is_locked(client.slab)?)
     }
 
-    /// Registers, and notes in which domains what the engine has begun is to end.
-    fn enter(&mut self, client: ClientId, registration: &Registration) -> Result<(u32, u64), CoreError> {
+    /// Registers, and notes in which domains what the engine has begun is to end. Besides the answer, pieces of memory of a domain
+    /// that went with the registration before.
+    fn enter(
+        &mut self,
+        client: ClientId,
+        registration: &Registration,
+    ) -> Result<((u32, u64), u32), CoreError> {
         self.require_chunk_size()?;
         if !self.chunk_sizes.contains(&registration.chunk_size) {
             let size = registration.chunk_size;
@@ -309,22 +318,22 @@ impl Core {
         entry
             .left
             .extend(ended.into_iter().map(|domain| Left::Place { domain }));
-        if let Some(old) = entry.registration.replace(new) {
-            self.registry.unregister(old.domain);
-        }
-        Ok((domain, kept))
+        let old = entry.registration.replace(new);
+        let pieces = old.map_or(0, |old| self.registry.unregister(old.domain));
+        Ok(((domain, kept), pieces))
     }
 
-    /// Unregisters, and notes what is to end for it.
-    fn leave(&mut self, client: ClientId) -> Result<(), CoreError> {
+    /// Unregisters, and notes what is to end for it. Pieces of memory that went with the registration.
+    fn leave(&mut self, client: ClientId) -> Result<u32, CoreError> {
         let entry = self.client_mut(client)?;
+        let mut pieces = 0;
         if let Some(old) = entry.registration.take() {
             entry.left.push(match old.succeeded || !old.stores {
                 true => Left::Succeeded,
                 false => Left::Place { domain: old.domain },
             });
-            self.registry.unregister(old.domain);
+            pieces = self.registry.unregister(old.domain);
         }
-        Ok(())
+        Ok(pieces)
     }
 }

@@ -27,6 +27,7 @@ pub(crate) const fn blocks_for(words: usize) -> usize {
 
 /// One part of a body: its bytes, its checksum, and its runs appended to `extents`. `None` when the words are
 /// not a body.
+#[cfg(test)]
 pub(crate) fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<(u64, u64)> {
     let mut at = 0;
     for _ in 0..part {
@@ -45,6 +46,66 @@ pub(crate) fn part_at(words: &[u64], at: usize) -> Option<(u64, u64, &[u64])> {
     let first = at + BODY_HEAD_WORDS;
     let runs = words.get(first..first + (head & 0xffff) as usize)?;
     Some((head >> 16, checksum, runs))
+}
+
+/// What comes up in a walk through a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyPiece {
+    /// A part begins that has so many bytes in so many runs.
+    Part {
+        /// Its bytes.
+        bytes: u64,
+        /// Its runs.
+        runs: usize,
+    },
+    /// The checksum of that part.
+    Checksum(u64),
+    /// A run of a part.
+    Run(Extent),
+    /// A chain block that has been walked through.
+    Block(u32),
+}
+
+/// Where a walk through a body is.
+#[derive(Clone, Debug)]
+pub struct BodyCursor {
+    /// Words that were read and those of them that are done.
+    line: [u64; CHAIN_WORDS],
+    at: usize,
+    filled: usize,
+    /// Words that are yet to be read, and the link to them.
+    left: usize,
+    link: u64,
+    /// The block that `line` is of.
+    block: Option<u32>,
+    /// Words of this part that come before its runs, and its runs.
+    head: usize,
+    runs: usize,
+}
+
+impl BodyCursor {
+    /// Before a body: its word in the record, and its first words.
+    pub fn new(body: u64, inline: &[u64; INLINE_WORDS]) -> Self {
+        let words = (body & 0xffff_ffff) as usize;
+        let filled = words.min(INLINE_WORDS);
+        let mut line = [0; CHAIN_WORDS];
+        line[..filled].copy_from_slice(&inline[..filled]);
+        Self {
+            line,
+            at: 0,
+            filled,
+            left: words - filled,
+            link: body >> 32,
+            block: None,
+            head: BODY_HEAD_WORDS,
+            runs: 0,
+        }
+    }
+
+    /// Chain blocks that have not come up yet.
+    pub fn blocks_ahead(&self) -> usize {
+        self.left.div_ceil(CHAIN_WORDS) + usize::from(self.block.is_some())
+    }
 }
 
 /// The chain blocks of one region.
@@ -86,6 +147,54 @@ impl ChainArea {
             link = line[0];
         }
         Some(())
+    }
+
+    /// Goes on with a walk. The inner one is `None` at the end; the outer one when the words are not a body.
+    pub(crate) fn next_piece<A: Access>(
+        self,
+        mapping: &Mapping<A>,
+        cursor: &mut BodyCursor,
+    ) -> Option<Option<BodyPiece>> {
+        loop {
+            if cursor.at == cursor.filled {
+                if let Some(block) = cursor.block.take() {
+                    return Some(Some(BodyPiece::Block(block)));
+                }
+                if cursor.left == 0 {
+                    let whole = cursor.runs == 0 && cursor.head == BODY_HEAD_WORDS;
+                    return whole.then_some(None);
+                }
+                let block = u32::try_from(cursor.link.checked_sub(1)?).ok();
+                let block = block.filter(|b| *b < self.blocks)?;
+                let mut line = [0; CHAIN_WORDS + 1];
+                mapping.load_words(self.at(block), &mut line).ok()?;
+                let filled = cursor.left.min(CHAIN_WORDS);
+                cursor.line.copy_from_slice(&line[1..]);
+                (cursor.at, cursor.filled, cursor.left) = (0, filled, cursor.left - filled);
+                (cursor.link, cursor.block) = (line[0], Some(block));
+            }
+            let word = cursor.line[cursor.at];
+            cursor.at += 1;
+            let is_run = cursor.head == 0;
+            match cursor.head {
+                BODY_HEAD_WORDS => {
+                    (cursor.head, cursor.runs) = (BODY_HEAD_WORDS - 1, (word & 0xffff) as usize);
+                    return Some(Some(BodyPiece::Part {
+                        bytes: word >> 16,
+                        runs: cursor.runs,
+                    }));
+                }
+                0 => cursor.runs -= 1,
+                _ => cursor.head -= 1,
+            }
+            if cursor.head == 0 && cursor.runs == 0 {
+                cursor.head = BODY_HEAD_WORDS;
+            }
+            return Some(Some(match is_run {
+                true => BodyPiece::Run(Extent::from_word(word)),
+                false => BodyPiece::Checksum(word),
+            }));
+        }
     }
 
     pub(crate) fn at(self, block: u32) -> usize {

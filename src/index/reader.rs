@@ -1,5 +1,6 @@
 //! Reads the index. Readers, the server among them, never wait: what is unstable, dead or does not match is a miss.
 
+use super::body::{BodyCursor, BodyPiece};
 use super::layout::{IndexLayout, RECORD_BYTES, SLOTS};
 use super::record::{META_DEAD, META_UNSTABLE, RecordView, SHARED_WORDS, WORD_META};
 use crate::object::ObjectId;
@@ -43,6 +44,25 @@ impl<'a, A: Access> IndexReader<'a, A> {
             return None;
         }
         RecordView::decode(record, &words, id)
+    }
+
+    /// Begins a walk through the body of a record. `None` when it says that it has more words than there are.
+    pub(crate) fn walk(&self, view: &RecordView) -> Option<BodyCursor> {
+        let cursor = BodyCursor::new(view.body, &view.inline);
+        (cursor.blocks_ahead() <= self.layout.chains.blocks as usize).then_some(cursor)
+    }
+
+    /// Goes on with it. The inner one is `None` at its end; the outer one when the words are no body, which only those of a record
+    /// are that is being changed.
+    pub(crate) fn next_piece(&self, cursor: &mut BodyCursor) -> Option<Option<BodyPiece>> {
+        self.layout.chains.next_piece(self.mapping, cursor)
+    }
+
+    /// Whether a record is the same still, so that what was read of its body is.
+    pub(crate) fn is_same(&self, view: &RecordView) -> bool {
+        fence(Ordering::Acquire);
+        let meta = self.mapping.load_only_u64(self.layout.record_at(view.record));
+        meta.is_ok_and(|meta| meta.load_relaxed() == view.incarnation)
     }
 
     /// The body words of a record. `None` when it has changed meanwhile.

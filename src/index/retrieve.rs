@@ -3,7 +3,7 @@
 //! Objects are pinned as they are found, so that none is evicted meanwhile; whether one has gone all the same is
 //! looked at in the end.
 
-use super::body;
+use super::body::{BodyCursor, BodyPiece};
 use super::budget::Budget;
 use super::lookup::MAX_ROUNDS;
 use super::pins::{Pins, Role};
@@ -12,12 +12,17 @@ use super::reader::IndexReader;
 use super::record::RecordView;
 use crate::object::{Extent, PartLocation, RetrieveAnswer, RetrieveRequest};
 use crate::shm::mapping::Access;
+use crate::wire::MAX_EXTENTS;
 
-/// Parts of a step: to find an object and what it keeps, to read eight words of where its parts lie, to make it the
+/// Parts of a step: to find an object and what it keeps, to read seven words of where its parts lie, to make it the
 /// most recent.
 const FIND: u32 = 16;
-const WORDS: u32 = 1;
+const LINE: u32 = 2;
 const TOUCH: u32 = 2;
+
+/// Room for so many runs is taken as they come, and then once for all that an answer can have: a long list that moves when it grows
+/// takes long.
+const GROWING: usize = 4096;
 
 /// What comes next, and from which object on.
 #[derive(Debug)]
@@ -47,9 +52,10 @@ pub(crate) struct Question<'a, A: Access> {
 pub(crate) struct Retrieving<E> {
     stage: Stage<E>,
     records: Vec<u32>,
-    words: Vec<u64>,
+    /// The body of the object that is being found.
+    reading: Option<Reading>,
     rounds: u32,
-    /// Something was left out for what the client's pins keep already.
+    /// Something was left out: for what the client's pins keep already, or for more runs than an answer can name.
     pub(crate) is_shortened: bool,
     /// Nothing could be held.
     pub(crate) no_room: bool,
@@ -62,7 +68,7 @@ impl<E> Retrieving<E> {
         Self {
             stage: Stage::Find(0),
             records: Vec::new(),
-            words: Vec::new(),
+            reading: None,
             rounds: MAX_ROUNDS,
             is_shortened: false,
             no_room: false,
@@ -115,28 +121,45 @@ impl<E> Retrieving<E> {
         pins: &mut impl Pins<Error = E>,
         meter: &mut impl Budget,
     ) -> Result<(), E> {
-        if from == 0 {
+        if from == 0 && self.reading.is_none() {
             pins.begin(&[], false);
         }
-        for (at, id) in question.request.ids.iter().enumerate().skip(from) {
+        let mut at = from;
+        while let Some(id) = question.request.ids.get(at) {
             if meter.is_over() {
                 self.stage = Stage::Find(at);
                 return Ok(());
             }
+            if let Some(reading) = &mut self.reading {
+                let extents = &mut self.answer.extents;
+                let Some(read) = reading.step(question.reader, question.request.part, extents, meter) else {
+                    self.stage = Stage::Find(at);
+                    return Ok(());
+                };
+                self.is_shortened |= matches!(read, Read::TooLong);
+                let location = match read {
+                    Read::Part(location) => location,
+                    Read::TooLong | Read::Gone => PartLocation::default(),
+                };
+                self.answer.locations.push(location);
+                (self.reading, at) = (None, at + 1);
+                continue;
+            }
             meter.spend(FIND);
             let found = question.reader.lookup(id);
-            let mut location = None;
             if let Some(view) = found.filter(|view| view.domain == question.domain) {
                 if pins.add(&Found::from(view), id, Role::Named, meter)? {
-                    let (words, extents) = (&mut self.words, &mut self.answer.extents);
-                    location = part_location(question.reader, &view, question.request.part, words, extents);
-                    meter.spend((self.words.len() / 8) as u32 * WORDS);
                     self.records.push(view.record);
+                    let first_extent = self.answer.extents.len();
+                    self.reading = Reading::new(question.reader, view, first_extent);
                 } else {
                     self.is_shortened = true;
                 }
             }
-            self.answer.locations.push(location.unwrap_or_default());
+            if self.reading.is_none() {
+                self.answer.locations.push(PartLocation::default());
+                at += 1;
+            }
         }
         self.stage = Stage::Hold;
         Ok(())
@@ -199,24 +222,101 @@ impl<E> Retrieving<E> {
     }
 }
 
-/// Where a part of a live object lies; its runs are appended to `extents`. `words` is scratch.
-fn part_location<A: Access>(
-    reader: &IndexReader<'_, A>,
-    view: &RecordView,
-    part: u16,
-    words: &mut Vec<u64>,
-    extents: &mut Vec<Extent>,
-) -> Option<PartLocation> {
-    let first_extent = extents.len() as u32;
-    reader.body(view, words)?;
-    let (bytes, checksum) = body::part(words, part, extents)?;
-    Some(PartLocation {
-        incarnation: view.incarnation,
-        bytes,
-        checksum,
-        first_extent,
-        extent_count: extents.len() as u32 - first_extent,
-        tokens: view.tokens,
-        held_from: view.held_from,
-    })
+/// How far the body of an object that is pinned has been read: it may have more runs than fit in a turn.
+#[derive(Debug)]
+struct Reading {
+    view: RecordView,
+    cursor: BodyCursor,
+    /// Parts that have begun.
+    parts: usize,
+    /// Of the part that is asked for: its bytes, its checksum, its runs, and where they begin in the answer.
+    bytes: u64,
+    checksum: u64,
+    runs: usize,
+    first_extent: usize,
+}
+
+/// What was read.
+enum Read {
+    /// Where the part lies.
+    Part(PartLocation),
+    /// It is not there any more.
+    Gone,
+    /// It has more runs than the answer can name.
+    TooLong,
+}
+
+impl Reading {
+    /// Nothing has been read yet. The part's runs are appended to those that the answer has.
+    fn new<A: Access>(reader: &IndexReader<'_, A>, view: RecordView, first_extent: usize) -> Option<Self> {
+        Some(Self {
+            cursor: reader.walk(&view)?,
+            view,
+            parts: 0,
+            bytes: 0,
+            checksum: 0,
+            runs: 0,
+            first_extent,
+        })
+    }
+
+    /// Goes on until it is known where the part lies. Nothing: the turn is over.
+    fn step<A: Access>(
+        &mut self,
+        reader: &IndexReader<'_, A>,
+        part: u16,
+        extents: &mut Vec<Extent>,
+        meter: &mut impl Budget,
+    ) -> Option<Read> {
+        let mine = usize::from(part) + 1;
+        let read = loop {
+            if meter.is_over() {
+                return None;
+            }
+            match reader.next_piece(&mut self.cursor).flatten() {
+                // The one after it, or the end: all of it has been read.
+                Some(BodyPiece::Part { .. }) | None if self.parts == mine => break true,
+                None => break false,
+                Some(BodyPiece::Part { bytes, runs }) => {
+                    self.parts += 1;
+                    (self.bytes, self.runs) = (bytes, runs);
+                    if self.parts == mine && !make_room(extents, runs) {
+                        return Some(Read::TooLong);
+                    }
+                }
+                Some(BodyPiece::Checksum(checksum)) => self.checksum = checksum,
+                Some(BodyPiece::Run(run)) if self.parts == mine => {
+                    extents.push(run);
+                    if extents.len() - self.first_extent == self.runs {
+                        break true;
+                    }
+                }
+                Some(BodyPiece::Run(_)) => {}
+                Some(BodyPiece::Block(_)) => meter.spend(LINE),
+            }
+        };
+        let count = extents.len() - self.first_extent;
+        if !read || count != self.runs || !reader.is_same(&self.view) {
+            extents.truncate(self.first_extent);
+            return Some(Read::Gone);
+        }
+        Some(Read::Part(PartLocation {
+            incarnation: self.view.incarnation,
+            bytes: self.bytes,
+            checksum: self.checksum,
+            first_extent: self.first_extent as u32,
+            extent_count: count as u32,
+            tokens: self.view.tokens,
+            held_from: self.view.held_from,
+        }))
+    }
+}
+
+/// Room for so many runs more. False: an answer cannot name as many.
+fn make_room(extents: &mut Vec<Extent>, runs: usize) -> bool {
+    let all = extents.len() + runs;
+    if all > extents.capacity() && all > GROWING {
+        extents.reserve_exact(MAX_EXTENTS.saturating_sub(extents.len()));
+    }
+    all <= MAX_EXTENTS
 }

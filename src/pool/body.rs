@@ -49,59 +49,6 @@ pub(crate) fn decode(words: &[u64], parts: u16) -> Option<Vec<PartBody>> {
     (at == words.len()).then_some(all)
 }
 
-/// What comes up in a walk through a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyPiece {
-    /// A part begins that has so many runs.
-    Part(usize),
-    /// A run of a part.
-    Run(Extent),
-    /// A chain block that has been walked through.
-    Block(u32),
-}
-
-/// Where a walk through a body is.
-#[derive(Clone, Debug)]
-pub struct BodyCursor {
-    /// Words that were read and those of them that are done.
-    line: [u64; CHAIN_WORDS],
-    at: usize,
-    filled: usize,
-    /// Words that are yet to be read, and the link to them.
-    left: usize,
-    link: u64,
-    /// The block that `line` is of.
-    block: Option<u32>,
-    /// Words of this part that come before its runs, and its runs.
-    head: usize,
-    runs: usize,
-}
-
-impl BodyCursor {
-    /// Before a body: its word in the record, and its first words.
-    pub fn new(body: u64, inline: &[u64; INLINE_WORDS]) -> Self {
-        let words = (body & 0xffff_ffff) as usize;
-        let filled = words.min(INLINE_WORDS);
-        let mut line = [0; CHAIN_WORDS];
-        line[..filled].copy_from_slice(&inline[..filled]);
-        Self {
-            line,
-            at: 0,
-            filled,
-            left: words - filled,
-            link: body >> 32,
-            block: None,
-            head: BODY_HEAD_WORDS,
-            runs: 0,
-        }
-    }
-
-    /// Chain blocks that have not come up yet.
-    pub fn blocks_ahead(&self) -> usize {
-        self.left.div_ceil(CHAIN_WORDS) + usize::from(self.block.is_some())
-    }
-}
-
 impl ChainArea {
     /// Writes the words that do not fit in the record into the given blocks, with relaxed stores.
     ///
@@ -134,50 +81,6 @@ impl ChainArea {
         line: &[u64; CHAIN_WORDS + 1],
     ) -> Result<(), ShmError> {
         mapping.store_words(self.at(block), line)
-    }
-
-    /// Goes on with a walk. The inner one is `None` at the end; the outer one when the words are not a body.
-    pub(crate) fn next_piece<A: Access>(
-        self,
-        mapping: &Mapping<A>,
-        cursor: &mut BodyCursor,
-    ) -> Option<Option<BodyPiece>> {
-        loop {
-            if cursor.at == cursor.filled {
-                if let Some(block) = cursor.block.take() {
-                    return Some(Some(BodyPiece::Block(block)));
-                }
-                if cursor.left == 0 {
-                    let whole = cursor.runs == 0 && cursor.head == BODY_HEAD_WORDS;
-                    return whole.then_some(None);
-                }
-                let block = u32::try_from(cursor.link.checked_sub(1)?).ok();
-                let block = block.filter(|b| *b < self.blocks)?;
-                let mut line = [0; CHAIN_WORDS + 1];
-                mapping.load_words(self.at(block), &mut line).ok()?;
-                let filled = cursor.left.min(CHAIN_WORDS);
-                cursor.line.copy_from_slice(&line[1..]);
-                (cursor.at, cursor.filled, cursor.left) = (0, filled, cursor.left - filled);
-                (cursor.link, cursor.block) = (line[0], Some(block));
-            }
-            let word = cursor.line[cursor.at];
-            cursor.at += 1;
-            let is_run = cursor.head == 0;
-            match cursor.head {
-                BODY_HEAD_WORDS => {
-                    (cursor.head, cursor.runs) = (BODY_HEAD_WORDS - 1, (word & 0xffff) as usize);
-                    return Some(Some(BodyPiece::Part(cursor.runs)));
-                }
-                0 => cursor.runs -= 1,
-                _ => cursor.head -= 1,
-            }
-            if cursor.head == 0 && cursor.runs == 0 {
-                cursor.head = BODY_HEAD_WORDS;
-            }
-            if is_run {
-                return Some(Some(BodyPiece::Run(Extent::from_word(word))));
-            }
-        }
     }
 
     /// The blocks that a body occupies, in order.

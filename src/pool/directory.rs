@@ -4,7 +4,8 @@
 //! the state of a record is written last when it is published and first when it goes.
 
 use super::PoolError;
-use super::body::{self, BodyCursor, BodyPiece, PartBody};
+use super::body::{self, PartBody};
+use crate::index::body::{BodyCursor, BodyPiece};
 use crate::index::body::{CHAIN_BYTES, CHAIN_WORDS, ChainArea, INLINE_WORDS, chain_blocks};
 use crate::index::layout::version_word;
 use crate::index::record::{SHARED_WORDS, WORD_INLINE};

@@ -22,6 +22,10 @@ pub(crate) fn record_of(word: u64, records: u32) -> Option<u32> {
     (record < records).then_some(record)
 }
 
+/// Pin words that are looked at together when a slab is wiped.
+const WIPED_AT_ONCE: usize = 128;
+const _: () = assert!(PIN_WORDS.is_multiple_of(WIPED_AT_ONCE));
+
 /// The arena and the liveness file.
 #[derive(Debug)]
 pub(crate) struct Slabs {
@@ -66,10 +70,12 @@ impl Slabs {
     pub(crate) fn close(&mut self, slab: u16) {
         let slab = slab.into();
         // All pin words, not only those below the mark: the client may have written any.
-        let mut words = vec![0; PIN_WORDS];
-        self.load(slab, SLAB_PINS, &mut words);
-        for (i, _) in words.iter().enumerate().filter(|(_, w)| **w != 0) {
-            self.store(slab, SLAB_PINS + i * 8, 0);
+        let mut words = [0; WIPED_AT_ONCE];
+        for first in (0..PIN_WORDS).step_by(WIPED_AT_ONCE) {
+            self.load(slab, SLAB_PINS + first * 8, &mut words);
+            for (i, _) in words.iter().enumerate().filter(|(_, w)| **w != 0) {
+                self.store(slab, SLAB_PINS + (first + i) * 8, 0);
+            }
         }
         for offset in [SLAB_HIGH_WATER, SLAB_CURSOR, SLAB_CONDITIONS] {
             self.store(slab, offset, 0);

@@ -4,7 +4,7 @@ use super::incomplete::Incomplete;
 use super::part::Part;
 use crate::object::Extent;
 use crate::pool::PoolError;
-use crate::pool::body::BodyCursor;
+use crate::index::body::BodyCursor;
 
 /// Where its runs are found.
 #[derive(Debug)]

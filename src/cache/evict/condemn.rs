@@ -114,10 +114,11 @@ impl Core {
         self.free_waste(turn).map(drop)
     }
 
-    pub(crate) fn close_record(&mut self, record: u32) {
+    /// A record is free. Pieces of memory that went with it.
+    pub(crate) fn close_record(&mut self, record: u32) -> u32 {
         let domain = self.tree.get(record).domain;
         self.tree.close(record);
-        self.registry.record_closed(domain);
+        self.registry.record_closed(domain)
     }
 
     /// The object that a record holds.

@@ -9,7 +9,7 @@ use crate::cache::steps::{RUN_FRAMES, frame_steps};
 use crate::cache::turn::Turn;
 use crate::cache::{Core, CoreError};
 use crate::object::Extent;
-use crate::pool::body::BodyPiece;
+use crate::index::body::BodyPiece;
 use crate::pool::{PoolError, RecordState};
 
 impl Waste {
@@ -78,7 +78,7 @@ impl Waste {
                             core.chains.put(block);
                         }
                     }
-                    Some(BodyPiece::Part(_)) => {}
+                    Some(BodyPiece::Part { .. } | BodyPiece::Checksum(_)) => {}
                     None => return Ok(None),
                 }
             },
@@ -143,7 +143,8 @@ impl Core {
                 return Ok(false);
             }
             self.pool.directory.set_state(waste.record, RecordState::Free);
-            self.close_record(waste.record);
+            let pieces = self.close_record(waste.record);
+            turn.spend(pieces);
             waste.freed?;
         }
         Ok(true)

@@ -12,7 +12,7 @@ use crate::cache::{ClientId, Core, CoreError};
 use crate::index::record::WORD_META;
 use crate::object::{Extent, StoreItem};
 use crate::pool::Owner;
-use crate::pool::body::{BodyCursor, BodyPiece};
+use crate::index::body::{BodyCursor, BodyPiece};
 
 /// Parts of so few steps are filled at once.
 pub(crate) const AT_ONCE: u32 = 32;
@@ -191,7 +191,7 @@ impl Retry {
                 }
                 while !turn.is_over() {
                     match core.pool.directory.next_piece(*record, body)? {
-                        Some(BodyPiece::Part(runs)) => {
+                        Some(BodyPiece::Part { runs, .. }) => {
                             let mine = *part == usize::from(item.part);
                             if *part > usize::from(item.part) || mine && runs != extents.len() {
                                 return Ok(Some(false));
@@ -207,7 +207,7 @@ impl Retry {
                                 return Ok(Some(true));
                             }
                         }
-                        Some(BodyPiece::Run(_)) => {}
+                        Some(BodyPiece::Run(_) | BodyPiece::Checksum(_)) => {}
                         // A line of seven words.
                         Some(BodyPiece::Block(_)) => turn.spend(2),
                         None => return Ok(Some(false)),

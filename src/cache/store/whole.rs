@@ -11,12 +11,12 @@ use super::publish::PUBLISH_STEPS;
 use super::runs::GiveBack;
 use crate::cache::evict::ends::EndRivals;
 use crate::cache::steps::frame_steps;
+use crate::cache::turn::Turn;
 use crate::cache::{Core, CoreError};
-use crate::index::record::{Body, Holding, RecordWords, incarnation};
-use crate::index::turn::Turn;
+use crate::index::body::{BODY_HEAD_WORDS, INLINE_WORDS, blocks_for};
 use crate::object::{CommitOutcome, Extent, StoreItem, count_frames};
 use crate::pool::RecordState;
-use crate::pool::body::{BODY_HEAD_WORDS, INLINE_WORDS, blocks_for};
+use crate::pool::record::{Body, Holding, RecordWords, incarnation};
 
 /// Words and chain blocks of a part of as many runs as are stored at once.
 const MAX_WORDS: usize = BODY_HEAD_WORDS + AT_ONCE as usize;

@@ -284,3 +284,75 @@ fn such_an_object_that_is_sent_a_second_time_is_found_in_turns() {
     big.is_as_stored();
     big.rig.audit();
 }
+
+/// What a retrieve answers, turn by turn, and how many chain blocks it has read in the longest.
+fn retrieved(
+    core: &mut Core,
+    client: ClientId,
+    request: &RetrieveRequest,
+    meanwhile: impl FnMut(&mut Core, u32),
+) -> (RetrieveAnswer, u32) {
+    slowly(core, Retrieving::new(client, request), meanwhile)
+}
+
+#[test]
+fn the_body_of_an_object_of_thousands_of_runs_is_read_in_turns() {
+    let mut big = Big::new(20_000, 1);
+    big.commit();
+    let request = parts(big.rig.seed, 7, 0, &[big.item.id]);
+    let (answer, turns) = retrieved(&mut big.rig.core, big.engine.id, &request, |_, _| {});
+    // A turn reads 1,024 blocks of seven runs.
+    assert!((3..10).contains(&turns), "{turns} turns");
+    let [location] = answer.locations[..] else {
+        panic!("{} locations", answer.locations.len());
+    };
+    assert_eq!((location.bytes, location.checksum), (big.item.bytes, 7));
+    assert!(answer.extents == big.runs);
+    big.rig.core.release(big.engine.id, &[answer.pin]).unwrap();
+    big.rig.audit();
+}
+
+#[test]
+fn an_object_that_goes_while_its_body_is_read_is_not_there() {
+    let mut big = Big::new(20_000, 1);
+    big.commit();
+    let (seed, id) = (big.rig.seed, big.item.id);
+    let incarnation = big.rig.core.index.reader().lookup(&id).unwrap().incarnation;
+    let engine = big.engine.id;
+    let discard = |core: &mut Core, turn: u32| {
+        if turn == 2 {
+            core.discard(engine, seed, &[(id, incarnation)]).unwrap();
+        }
+    };
+    let (answer, turns) = retrieved(&mut big.rig.core, engine, &parts(seed, 7, 0, &[id]), discard);
+    assert!(turns > 2);
+    assert_eq!(answer.locations, [PartLocation::default()]);
+    assert!(answer.extents.is_empty());
+    // Nor is it kept by a pin that names nothing.
+    if answer.pin != 0 {
+        big.rig.core.release(engine, &[answer.pin]).unwrap();
+    }
+    big.rig.core.sweep_now().unwrap();
+    assert_eq!(big.rig.core.status().limbo, 0);
+    big.rig.audit();
+}
+
+#[test]
+fn an_answer_names_no_more_runs_than_a_reply_can() {
+    let mut big = Big::new(40_000, 1);
+    big.commit();
+    let request = parts(big.rig.seed, 7, 0, &[big.item.id; 5]);
+    let (answer, _) = retrieved(&mut big.rig.core, big.engine.id, &request, |_, _| {});
+    let there: Vec<bool> = answer
+        .locations
+        .iter()
+        .map(|location| location.incarnation != 0)
+        .collect();
+    assert_eq!(there, [true, true, true, false, false]);
+    assert_eq!(answer.extents.len(), 120_000);
+    assert_eq!(answer.extents.capacity(), crate::wire::MAX_EXTENTS);
+    let mut encoder = crate::wire::Encoder::new();
+    let frame = encoder.reply(1, &crate::wire::Reply::Retrieve(answer)).unwrap();
+    assert!(crate::wire::decode_reply(frame).is_ok());
+    assert_eq!(big.rig.core.counters.shortened, 1);
+}
