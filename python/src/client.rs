@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir::client::{self as native, ClientConfig, LookupAnswer, Pin, Ticket};
+use kvasir::client::{self as native, ClientConfig, LookupAnswer, Pin, PromptTails, Ticket};
 use kvasir::index::conditions::Condition;
 use kvasir::index::counters::ReuseCounters;
 use kvasir::object::{ClientKind, LookupRequest, PayloadPath};
@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::args::{DomainArg, GroupArg, Key, client_kind, object_group, object_id, spans};
 use crate::errors::detached;
-use crate::keys::{ChainTails, KeyChain, bytes};
+use crate::keys::{KeyChain, bytes};
 use crate::memory::{LayoutArg, RegionArg, kv_memory};
 use crate::runs::{LoadArg, NamedRun, StoreArg, load_requests, named_runs, per_run, store_requests};
 
@@ -427,7 +427,7 @@ fn question<'a>(
     seed: Key,
     label: u64,
     chain: &'a KeyChain,
-    tails: &'a ChainTails<'a>,
+    tails: &'a PromptTails<'a>,
     limits: (u64, u64),
     pin: bool,
 ) -> LookupRequest<'a> {

@@ -1,12 +1,7 @@
 //! `KeyChain`, and tokens in all the forms in which engines hold them.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
-use std::fmt;
-use std::sync::{Mutex, PoisonError};
-
+use kvasir::client::{Prompt, PromptTails};
 use kvasir::keys::{ChunkKey, Extras, KeyChain as Chain, MmItem};
-use kvasir::object::{Tail, Tails};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -19,9 +14,7 @@ use crate::tokens;
 /// The keys of one prompt, hashed incrementally.
 #[pyclass(module = "kvasir._native")]
 pub(crate) struct KeyChain {
-    chain: Chain,
-    /// Tails that a lookup has asked for, by chunk and step.
-    tails: Mutex<HashMap<(u32, u32), Vec<Tail>>>,
+    prompt: Prompt,
 }
 
 #[pymethods]
@@ -48,34 +41,33 @@ impl KeyChain {
         };
         let chain = Chain::new(seed.0, chunk_size, extras).map_err(|error| key_error(py, error))?;
         Ok(Self {
-            chain,
-            tails: Mutex::default(),
+            prompt: Prompt::new(chain),
         })
     }
 
     fn extend(&mut self, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.chain.extend(&read_tokens(tokens)?);
+        self.prompt.extend(&read_tokens(tokens)?);
         Ok(())
     }
 
     fn __len__(&self) -> usize {
-        self.chain.len_tokens()
+        self.prompt.chain().len_tokens()
     }
 
     #[getter]
     fn num_chunks(&self) -> usize {
-        self.chain.keys().len()
+        self.prompt.chain().keys().len()
     }
 
     #[getter]
     fn chunk_size(&self) -> u32 {
-        self.chain.chunk_size()
+        self.prompt.chain().chunk_size()
     }
 
     fn chunk_key<'py>(&self, py: Python<'py>, chunk: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let key = self.chain.keys().get(chunk);
+        let key = self.prompt.chain().keys().get(chunk);
         key.map(|key| bytes(py, key)).ok_or_else(|| {
-            let full = self.chain.keys().len();
+            let full = self.prompt.chain().keys().len();
             PyIndexError::new_err(format!("chunk {chunk} of {full} full chunks"))
         })
     }
@@ -92,8 +84,8 @@ impl KeyChain {
     }
 
     fn keys<'py>(&self, py: Python<'py>, first: usize, end: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let keys = self.chain.keys().get(first..end).ok_or_else(|| {
-            let full = self.chain.keys().len();
+        let keys = self.prompt.chain().keys().get(first..end).ok_or_else(|| {
+            let full = self.prompt.chain().keys().len();
             PyIndexError::new_err(format!("chunks {first} to {end} of {full} full chunks"))
         })?;
         Ok(joined(py, keys.iter()))
@@ -103,88 +95,25 @@ impl KeyChain {
 impl KeyChain {
     /// The keys of the full chunks.
     pub(crate) fn full(&self) -> &[ChunkKey] {
-        self.chain.keys()
+        self.prompt.chain().keys()
     }
 
     /// The fronts of all chunks at every multiple of `step` tokens, hashed when a lookup gets to them, and once.
-    pub(crate) fn tails(&self, step: u32) -> PyResult<ChainTails<'_>> {
-        if step == 0 {
-            return Err(PyValueError::new_err("tails in steps of 0 tokens"));
-        }
-        Ok(ChainTails { chain: self, step })
+    pub(crate) fn tails(&self, step: u32) -> PyResult<PromptTails<'_>> {
+        let tails = self.prompt.tails(step);
+        tails.ok_or_else(|| PyValueError::new_err("tails in steps of 0 tokens"))
     }
 
     fn tail(&self, chunk: usize, tokens: u32) -> PyResult<ChunkKey> {
-        let key = self.chain.tail_key_at(chunk, tokens);
+        let key = self.prompt.chain().tail_key_at(chunk, tokens);
         key.ok_or_else(|| self.no_tail(chunk, tokens))
     }
 
     fn no_tail(&self, chunk: usize, tokens: u32) -> PyErr {
-        let held = self.chain.len_tokens();
+        let held = self.prompt.chain().len_tokens();
         PyIndexError::new_err(format!(
             "{tokens} tokens of chunk {chunk} of a chain with {held} tokens"
         ))
-    }
-}
-
-/// The tails of a chain in steps of some tokens.
-#[derive(Clone, Copy)]
-pub(crate) struct ChainTails<'a> {
-    chain: &'a KeyChain,
-    step: u32,
-}
-
-impl ChainTails<'_> {
-    /// The chunk behind all that have tails.
-    fn end_chunk(&self) -> u32 {
-        let chunks = self.chain.chain.keys().len() as u32;
-        // The one that is not full comes last.
-        chunks + u32::from(self.count(chunks) > 0)
-    }
-
-    /// How many a chunk has.
-    fn count(&self, chunk: u32) -> usize {
-        let (chain, size) = (&self.chain.chain, self.chain.chain.chunk_size());
-        let tokens = chain.len_tokens().saturating_sub(chunk as usize * size as usize);
-        tokens.min(size as usize - 1) / self.step as usize
-    }
-}
-
-impl fmt::Debug for ChainTails<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tails of {:?} in steps of {}", self.chain.chain, self.step)
-    }
-}
-
-impl Tails for ChainTails<'_> {
-    fn last_chunk(&self, limit: u32) -> Option<u32> {
-        let chunks = self.end_chunk().min(limit.saturating_add(1));
-        (0..chunks).rev().find(|chunk| self.count(*chunk) > 0)
-    }
-
-    fn all(&self) -> Cow<'_, [Tail]> {
-        let all = (0..self.end_chunk()).flat_map(|chunk| self.of(chunk).into_owned());
-        Cow::Owned(all.collect())
-    }
-
-    fn of(&self, chunk: u32) -> Cow<'_, [Tail]> {
-        let count = self.count(chunk);
-        let mut known = self.chain.tails.lock().unwrap_or_else(PoisonError::into_inner);
-        let tails = known.entry((chunk, self.step)).or_default();
-        if tails.len() != count {
-            let keys = self.chain.chain.tail_keys_at(chunk as usize, self.step);
-            let tail = |(tokens, key)| Tail { key, chunk, tokens };
-            // The longest come first, and the whole chunk is no tail.
-            *tails = keys.into_iter().rev().take(count).map(tail).collect();
-        }
-        Cow::Owned(tails.clone())
-    }
-
-    fn end(&self, chunk_size: u32) -> u64 {
-        let last = self.last_chunk(u32::MAX);
-        last.map_or(0, |chunk| {
-            u64::from(chunk) * u64::from(chunk_size) + self.count(chunk) as u64 * u64::from(self.step)
-        })
     }
 }
 

@@ -39,6 +39,7 @@ pub use self::error::ClientError;
 pub use self::join::{Joined, Rank};
 pub use self::link::stats::ClientStats;
 pub use self::lookup::lookup::{LookupAnswer, Pin};
+pub use self::lookup::prompt::{Prompt, PromptTails};
 pub use self::lookup::tickets::Ticket;
 pub use self::memory::{KvGroupPages, KvMemory, LayerPages, ObjectGroupPages};
 pub use self::payload::corrupt::{Damage, corrupt_pool};

@@ -28,7 +28,7 @@ pub(crate) mod region;
 mod request;
 
 pub use fields::{Counter, Health};
-pub use view::{BootInfo, ControlError, ControlView, DomainId, MAX_BINDING_DOMAINS};
+pub use view::{ABI_VERSION, BootInfo, ControlError, ControlView, DomainId, MAX_BINDING_DOMAINS};
 pub use word::{BindState, ChunkWord, WordError};
 
 #[cfg(feature = "server")]

@@ -3,4 +3,5 @@
 
 #[allow(clippy::module_inception)]
 pub(crate) mod lookup;
+pub(crate) mod prompt;
 pub(crate) mod tickets;
