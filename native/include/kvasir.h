@@ -217,6 +217,341 @@ typedef int32_t kvasir_code;
 #endif // __cplusplus
 
 /**
+ * What a process is for. A number that is none of these is an error.
+ */
+enum kvasir_client_kind
+#ifdef __cplusplus
+  : uint32_t
+#endif // __cplusplus
+ {
+    /**
+     * Decides what is loaded. Maps the index.
+     */
+    KVASIR_CLIENT_KIND_SCHEDULER = 1,
+    /**
+     * Owns KV memory: stores and loads. Maps the index and the pool.
+     */
+    KVASIR_CLIENT_KIND_WORKER = 2,
+    /**
+     * Anything else. Maps neither.
+     */
+    KVASIR_CLIENT_KIND_TOOL = 3,
+};
+#ifndef __cplusplus
+typedef uint32_t kvasir_client_kind;
+#endif // __cplusplus
+
+/**
+ * What a client maps of the server's memory.
+ */
+enum kvasir_maps
+#ifdef __cplusplus
+  : uint32_t
+#endif // __cplusplus
+ {
+    /**
+     * What its kind needs.
+     */
+    KVASIR_MAPS_BY_KIND = 0,
+    /**
+     * No index: every lookup is a message.
+     */
+    KVASIR_MAPS_NOTHING = 1,
+    /**
+     * The index: lookups need no message.
+     */
+    KVASIR_MAPS_INDEX = 2,
+    /**
+     * The pool too: stores and loads.
+     */
+    KVASIR_MAPS_POOL = 3,
+};
+#ifndef __cplusplus
+typedef uint32_t kvasir_maps;
+#endif // __cplusplus
+
+/**
+ * What part of a prefix the objects of an object group stand for.
+ */
+enum kvasir_group_kind
+#ifdef __cplusplus
+  : uint32_t
+#endif // __cplusplus
+ {
+    /**
+     * The whole prefix is needed.
+     */
+    KVASIR_GROUP_KIND_FULL = 1,
+    /**
+     * The trailing window of window_tokens is needed.
+     */
+    KVASIR_GROUP_KIND_SLIDING_WINDOW = 2,
+    /**
+     * The aligned piece of window_tokens that holds the boundary is needed.
+     */
+    KVASIR_GROUP_KIND_CHUNKED_LOCAL = 3,
+    /**
+     * Only the state at the boundary is needed.
+     */
+    KVASIR_GROUP_KIND_RECURRENT = 4,
+};
+#ifndef __cplusplus
+typedef uint32_t kvasir_group_kind;
+#endif // __cplusplus
+
+/**
+ * What became of a part that was to be stored.
+ */
+enum kvasir_outcome
+#ifdef __cplusplus
+  : uint32_t
+#endif // __cplusplus
+ {
+    /**
+     * Visible now.
+     */
+    KVASIR_OUTCOME_PUBLISHED = 0,
+    /**
+     * Arrived; other ranks' parts are awaited.
+     */
+    KVASIR_OUTCOME_PART_ACCEPTED = 1,
+    /**
+     * The key exists already.
+     */
+    KVASIR_OUTCOME_EXISTS = 2,
+    /**
+     * The parent is not there: store again from the first missing chunk.
+     */
+    KVASIR_OUTCOME_NO_PARENT = 3,
+    /**
+     * Another rank cannot store the object.
+     */
+    KVASIR_OUTCOME_SKIPPED = 4,
+    /**
+     * No room in the pool or the index. Counted.
+     */
+    KVASIR_OUTCOME_DROPPED = 5,
+    /**
+     * No server. Counted.
+     */
+    KVASIR_OUTCOME_UNAVAILABLE = 6,
+};
+#ifndef __cplusplus
+typedef uint32_t kvasir_outcome;
+#endif // __cplusplus
+
+/**
+ * What a server says of itself.
+ */
+enum kvasir_server_health
+#ifdef __cplusplus
+  : uint32_t
+#endif // __cplusplus
+ {
+    /**
+     * There is no connection to one.
+     */
+    KVASIR_SERVER_HEALTH_NONE = 0,
+    /**
+     * Not ready yet.
+     */
+    KVASIR_SERVER_HEALTH_STARTING = 1,
+    /**
+     * Takes requests.
+     */
+    KVASIR_SERVER_HEALTH_SERVING = 2,
+    /**
+     * Answers what is under way and takes nothing new.
+     */
+    KVASIR_SERVER_HEALTH_DRAINING = 3,
+    /**
+     * Gone for good.
+     */
+    KVASIR_SERVER_HEALTH_STOPPED = 4,
+};
+#ifndef __cplusplus
+typedef uint32_t kvasir_server_health;
+#endif // __cplusplus
+
+/**
+ * The server's codes. One that is not here reads as KVASIR_SERVER_CODE_INTERNAL.
+ */
+enum kvasir_server_code
+#ifdef __cplusplus
+  : int32_t
+#endif // __cplusplus
+ {
+    /**
+     * The server failed, not the request.
+     */
+    KVASIR_SERVER_CODE_INTERNAL = 0,
+    /**
+     * Client and server speak different versions.
+     */
+    KVASIR_SERVER_CODE_PROTOCOL_VERSION = 1,
+    /**
+     * The frame is not a valid message.
+     */
+    KVASIR_SERVER_CODE_MALFORMED = 2,
+    /**
+     * The frame is longer than allowed.
+     */
+    KVASIR_SERVER_CODE_FRAME_TOO_LARGE = 3,
+    /**
+     * The server does not know this kind of request.
+     */
+    KVASIR_SERVER_CODE_UNKNOWN_MESSAGE = 4,
+    /**
+     * The first frame is not a hello, or a second hello arrived.
+     */
+    KVASIR_SERVER_CODE_HELLO_EXPECTED = 5,
+    /**
+     * Descriptors arrived where none may.
+     */
+    KVASIR_SERVER_CODE_DESCRIPTORS = 6,
+    /**
+     * The peer's user may not connect.
+     */
+    KVASIR_SERVER_CODE_PERMISSION_DENIED = 7,
+    /**
+     * More of something than allowed.
+     */
+    KVASIR_SERVER_CODE_LIMIT_EXCEEDED = 8,
+    /**
+     * No chunk size is in force yet.
+     */
+    KVASIR_SERVER_CODE_NOT_NEGOTIATED = 9,
+    /**
+     * An alignment that no chunk size follows from.
+     */
+    KVASIR_SERVER_CODE_INVALID_ALIGNMENT = 10,
+    /**
+     * The chunk size does not suit the model.
+     */
+    KVASIR_SERVER_CODE_INCOMPATIBLE_CHUNK_SIZE = 11,
+    /**
+     * A part of the server could not take up the chunk size.
+     */
+    KVASIR_SERVER_CODE_BINDING_LISTENER_FAILED = 12,
+    /**
+     * Spans that cannot be cached with the chunk size.
+     */
+    KVASIR_SERVER_CODE_INVALID_SPANS = 13,
+    /**
+     * The request needs a registration first.
+     */
+    KVASIR_SERVER_CODE_NOT_REGISTERED = 14,
+    /**
+     * The registration contradicts another rank's or an earlier one.
+     */
+    KVASIR_SERVER_CODE_REGISTRATION_CONFLICT = 15,
+    /**
+     * An object group that does not exist or makes no sense.
+     */
+    KVASIR_SERVER_CODE_INVALID_GROUP = 16,
+    /**
+     * A part has another length than its registration gives.
+     */
+    KVASIR_SERVER_CODE_SIZE_MISMATCH = 17,
+    /**
+     * An extent is not in this client's grant.
+     */
+    KVASIR_SERVER_CODE_EXTENT_NOT_GRANTED = 18,
+    /**
+     * An extent is empty, outside the pool or named twice.
+     */
+    KVASIR_SERVER_CODE_INVALID_EXTENT = 19,
+    /**
+     * Not a pin of this connection.
+     */
+    KVASIR_SERVER_CODE_UNKNOWN_PIN = 20,
+    /**
+     * An object that can never fit the pool.
+     */
+    KVASIR_SERVER_CODE_OBJECT_TOO_LARGE = 21,
+    /**
+     * The client has not attached its slab.
+     */
+    KVASIR_SERVER_CODE_NOT_ATTACHED = 22,
+    /**
+     * The server is shutting down.
+     */
+    KVASIR_SERVER_CODE_DRAINING = 23,
+    /**
+     * A key that contradicts the request.
+     */
+    KVASIR_SERVER_CODE_INVALID_KEY = 24,
+    /**
+     * Any other field with a value that makes no sense.
+     */
+    KVASIR_SERVER_CODE_INVALID_ARGUMENT = 25,
+    /**
+     * The server has no descriptors or memory left for now; try again.
+     */
+    KVASIR_SERVER_CODE_EXHAUSTED = 26,
+};
+#ifndef __cplusplus
+typedef int32_t kvasir_server_code;
+#endif // __cplusplus
+
+/**
+ * What keeps an engine from caching and only the engine knows, as bits.
+ */
+enum kvasir_condition
+#ifdef __cplusplus
+  : uint64_t
+#endif // __cplusplus
+ {
+    /**
+     * Its weights are being read.
+     */
+    KVASIR_CONDITION_WEIGHTS_PENDING = 1,
+    /**
+     * Its weights could not be read, and that is tried again.
+     */
+    KVASIR_CONDITION_WEIGHTS_UNREADABLE = 2,
+    /**
+     * What its weights are will not be known as long as it runs.
+     */
+    KVASIR_CONDITION_WEIGHTS_UNKNOWN = 4,
+    /**
+     * Its workers cannot be served, or differ in what has to be equal.
+     */
+    KVASIR_CONDITION_WORKERS_REFUSED = 8,
+    /**
+     * The server's chunk size does not suit it.
+     */
+    KVASIR_CONDITION_CHUNK_REFUSED = 16,
+    /**
+     * A load that fails would fail its request, so nothing is loaded.
+     */
+    KVASIR_CONDITION_LOADS_FORBIDDEN = 32,
+    /**
+     * It is not known what one of its adapters is.
+     */
+    KVASIR_CONDITION_ADAPTER_UNKNOWN = 64,
+    /**
+     * It does not hash images and other media.
+     */
+    KVASIR_CONDITION_MEDIA_UNHASHED = 128,
+    /**
+     * Its servers differ, or are one.
+     */
+    KVASIR_CONDITION_SERVERS_DIFFER = 256,
+    /**
+     * Its steps end where recurrent state cannot be resumed.
+     */
+    KVASIR_CONDITION_STATES_UNREACHED = 512,
+    /**
+     * The engine's connector has kept an error of its own from the engine.
+     */
+    KVASIR_CONDITION_ERRORS_SPARED = 1024,
+};
+#ifndef __cplusplus
+typedef uint64_t kvasir_condition;
+#endif // __cplusplus
+
+/**
  * 32 bytes: the key of a chunk or tail, the seed of a domain.
  */
 typedef struct kvasir_key {
