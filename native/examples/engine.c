@@ -350,12 +350,14 @@ int main(int argc, char **argv)
     int servers = argc > 2 ? atoi(argv[2]) : 1;
     struct engine engine = {0};
     start(&engine, argv[1]);
-    uint8_t boot_id[16];
+    uint8_t boot_id[16], next_boot_id[16];
     wait_for_server(&engine, NULL, boot_id);
     for (int server = 1; server <= servers; server++) {
-        if (server > 1)
-            compute_meanwhile(&engine, 0, boot_id, boot_id);
         serve_prompt(&engine, (uint32_t)server);
+        if (server < servers) {
+            compute_meanwhile(&engine, 0, boot_id, next_boot_id);
+            memcpy(boot_id, next_boot_id, sizeof boot_id);
+        }
     }
     struct kvasir_stats stats;
     KVASIR_INIT(&stats);

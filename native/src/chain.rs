@@ -33,7 +33,8 @@ pub unsafe extern "C" fn kvasir_chain_new(
         let given = unsafe { input::read_struct(options, "options") }?;
         // SAFETY: as above.
         let extras = unsafe { extras(&given) }?;
-        let chain = KeyChain::new(input::key(&given.seed), given.chunk_size, extras).map_err(ClientError::from)?;
+        let chain =
+            KeyChain::new(input::key(&given.seed), given.chunk_size, extras).map_err(ClientError::from)?;
         table::count_forks()?;
         let id = table::chains().add(RwLock::new(Prompt::new(chain)));
         place.write(kvasir_chain { id });
@@ -89,7 +90,8 @@ pub unsafe extern "C" fn kvasir_chain_extend(
         let mut prompt = chain.try_write().map_err(|error| busy(&error))?;
         let held = prompt.chain().len_tokens();
         // SAFETY: the header's rules; any bytes are a token.
-        let tokens = unsafe { input::slice(tokens, token_count, TOKENS_MAX - held.min(TOKENS_MAX), "tokens") }?;
+        let tokens =
+            unsafe { input::slice(tokens, token_count, TOKENS_MAX - held.min(TOKENS_MAX), "tokens") }?;
         prompt.extend(tokens);
         Ok(())
     })
@@ -105,7 +107,10 @@ pub unsafe extern "C" fn kvasir_chain_size(
     call(|| {
         let chain = table::chains().find(chain.id)?;
         let prompt = read(&chain)?;
-        let counts = [(tokens, prompt.chain().len_tokens()), (chunks, prompt.chain().keys().len())];
+        let counts = [
+            (tokens, prompt.chain().len_tokens()),
+            (chunks, prompt.chain().keys().len()),
+        ];
         for (pointer, count) in counts {
             if !pointer.is_null() {
                 // SAFETY: the header's rules.
@@ -137,7 +142,9 @@ pub unsafe extern "C" fn kvasir_chain_keys(
                 format!("{count} chunks from {first} on, of {} full chunks", all.len()),
             ));
         };
-        room.write(found.iter().map(|key| kvasir_key { bytes: *key.as_bytes() }));
+        room.write(found.iter().map(|key| kvasir_key {
+            bytes: *key.as_bytes(),
+        }));
         Ok(())
     })
 }
@@ -162,7 +169,9 @@ pub unsafe extern "C" fn kvasir_chain_tail_key(
                 format!("{tokens} tokens of chunk {chunk}, of a chain with {held} tokens"),
             ));
         };
-        place.write(kvasir_key { bytes: *key.as_bytes() });
+        place.write(kvasir_key {
+            bytes: *key.as_bytes(),
+        });
         Ok(())
     })
 }

@@ -69,7 +69,10 @@ unsafe fn config(options: *const kvasir_client_options) -> Outcome<ClientConfig>
     input::check_flags(options.flags, KVASIR_NO_CHECKSUMS, "options")?;
     // SAFETY: as above.
     let (socket, name) = unsafe {
-        (input::path(options.socket, "options.socket")?, input::text(options.name, "options.name")?)
+        (
+            input::path(options.socket, "options.socket")?,
+            input::text(options.name, "options.name")?,
+        )
     };
     let mut config = ClientConfig::new(socket, kind, &name, options.engine_instance);
     config.deadline = input::time_or(options.deadline_ms, config.deadline, "options.deadline_ms")?;
@@ -218,7 +221,12 @@ unsafe fn registration_of(registration: *const kvasir_registration) -> Outcome<R
     input::check_reserved(given.reserved, "registration")?;
     // SAFETY: as above.
     let groups = unsafe {
-        input::read_structs(given.groups, given.group_count, MAX_MESSAGE_GROUPS, "registration.groups")
+        input::read_structs(
+            given.groups,
+            given.group_count,
+            MAX_MESSAGE_GROUPS,
+            "registration.groups",
+        )
     }?;
     Ok(RegisterKvCache {
         // SAFETY: as above.
@@ -248,7 +256,10 @@ fn group_of(given: &kvasir_group) -> Outcome<GroupRegistration> {
         other => {
             return Err(Failure::argument_of(
                 &[given.group.into(), other.into()],
-                format!("object group {}: kind {other} is none of kvasir_group_kind", given.group),
+                format!(
+                    "object group {}: kind {other} is none of kvasir_group_kind",
+                    given.group
+                ),
             ));
         }
     };

@@ -253,7 +253,10 @@ mod tests {
             known += 1;
             let error = ClientError::Refused(WireError::new(code, "no", [7]));
             let failure = Failure::from(error);
-            assert_eq!((failure.server_code, failure.numbers.as_slice()), (i32::from(number), &[7][..]));
+            assert_eq!(
+                (failure.server_code, failure.numbers.as_slice()),
+                (i32::from(number), &[7][..])
+            );
         }
         // Each has a name in the header, under the same number.
         let header = include_str!("failure.rs");

@@ -73,7 +73,10 @@ mod tests {
 
     #[test]
     fn a_call_inside_another_is_refused_and_changes_nothing() {
-        assert_eq!(call(|| Err(Failure::argument("before"))), kvasir_code::InvalidArgument);
+        assert_eq!(
+            call(|| Err(Failure::argument("before"))),
+            kvasir_code::InvalidArgument
+        );
         let outer = call(|| {
             assert_eq!(call(|| unreachable!()), kvasir_code::Busy);
             // Still inside.

@@ -13,13 +13,12 @@ use kvasir::client::MAX_WAIT;
 use kvasir::keys::ChunkKey;
 
 use crate::failure::{Failure, Outcome, kvasir_code};
-use crate::options::*;
 use crate::values::*;
 
 /// Longest text that is read.
 const TEXT_MAX: usize = 1 << 20;
 /// Largest size of a struct that a later version may have.
-const STRUCT_MAX: usize = 4096;
+pub(crate) const STRUCT_MAX: usize = 4096;
 
 /// A struct of the header that begins with its size.
 ///
@@ -35,36 +34,16 @@ pub(crate) unsafe trait Versioned: Copy {
 macro_rules! versioned {
     ($($name:ident: $first:literal),+ $(,)?) => { $(
         // SAFETY: the struct is `repr(C)` and made of integers, arrays of integers and raw pointers, the size in front. That it
-        // has no padding is asserted in `layout`, with the size of the first version.
-        unsafe impl Versioned for $name {
+        // has no padding is asserted beside this.
+        #[allow(unsafe_code)]
+        unsafe impl $crate::input::Versioned for $name {
             const NAME: &'static str = stringify!($name);
             const FIRST: usize = $first;
         }
-        const _: () = assert!(size_of::<$name>() >= $first && size_of::<$name>() <= STRUCT_MAX && $first % 8 == 0);
+        const _: () = assert!($first % 8 == 0 && size_of::<$name>() <= $crate::input::STRUCT_MAX);
     )+ };
 }
-
-versioned! {
-    kvasir_client_options: 72,
-    kvasir_negotiation: 56,
-    kvasir_domain: 64,
-    kvasir_group: 32,
-    kvasir_registration: 80,
-    kvasir_kv_group: 32,
-    kvasir_group_memory: 24,
-    kvasir_memory: 48,
-    kvasir_chain_options: 88,
-    kvasir_lookup_request: 112,
-    kvasir_answer: 80,
-    kvasir_store_item: 72,
-    kvasir_load_item: 64,
-    kvasir_error: 96,
-    kvasir_capabilities: 72,
-    kvasir_health: 72,
-    kvasir_stats: 152,
-    kvasir_reuse: 72,
-    kvasir_counters: 80,
-}
+pub(crate) use versioned;
 
 /// Refuses NULL and addresses at which no value of the type can be.
 pub(crate) fn check_pointer<T>(pointer: *const T, what: &str) -> Outcome<()> {
@@ -169,7 +148,9 @@ pub(crate) unsafe fn read_structs<T: Versioned>(
             return Err(Failure::new(
                 kvasir_code::InvalidStruct,
                 &[index as u64, own as u64, size as u64],
-                format!("{what}: element {index} says that it has {own} bytes, the first one {size}; all are alike"),
+                format!(
+                    "{what}: element {index} says that it has {own} bytes, the first one {size}; all are alike"
+                ),
             ));
         }
         // SAFETY: as above.
@@ -193,7 +174,10 @@ pub(crate) unsafe fn slice<'a, T: Copy>(
         return Ok(&[]);
     }
     check_pointer(first, what)?;
-    if count.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
+    if count
+        .checked_mul(size_of::<T>())
+        .is_none_or(|bytes| bytes > isize::MAX as usize)
+    {
         return Err(too_many(count, isize::MAX as usize / size_of::<T>(), what));
     }
     // SAFETY: aligned, not NULL, no longer than an allocation can be; by the invariant all of it is there and unwritten.
@@ -258,7 +242,10 @@ pub(crate) unsafe fn bytes(bytes: kvasir_bytes, limit: usize, what: &str) -> Out
     if bytes.data.is_null() {
         return match bytes.size {
             0 => Ok(None),
-            size => Err(Failure::argument_of(&[size as u64], format!("{what} is NULL and has {size} bytes"))),
+            size => Err(Failure::argument_of(
+                &[size as u64],
+                format!("{what} is NULL and has {size} bytes"),
+            )),
         };
     }
     // SAFETY: the caller's promise.
@@ -295,7 +282,10 @@ pub(crate) fn check_flags(given: u32, known: u32, what: &str) -> Outcome<()> {
 pub(crate) fn check_reserved(given: impl Into<u64>, what: &str) -> Outcome<()> {
     match given.into() {
         0 => Ok(()),
-        given => Err(Failure::argument_of(&[given], format!("{what}: a reserved field is {given}; it has to be 0"))),
+        given => Err(Failure::argument_of(
+            &[given],
+            format!("{what}: a reserved field is {given}; it has to be 0"),
+        )),
     }
 }
 

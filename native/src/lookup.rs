@@ -172,14 +172,22 @@ unsafe fn asked(
             None => &tail_list,
         };
         let seed = prompt.chain().parent_of(0);
-        (seed.expect("chunk 0 has a key before it"), prompt.chain().keys(), tails)
+        (
+            seed.expect("chunk 0 has a key before it"),
+            prompt.chain().keys(),
+            tails,
+        )
     };
     ask(&LookupRequest {
         domain_seed: seed,
         label: given.label,
         keys,
         tails,
-        max_tokens: if given.max_tokens == 0 { u64::MAX } else { given.max_tokens },
+        max_tokens: if given.max_tokens == 0 {
+            u64::MAX
+        } else {
+            given.max_tokens
+        },
         local_tokens: given.local_tokens,
         pin: given.flags & KVASIR_LOOKUP_NO_PIN == 0,
         describe: false,
@@ -205,7 +213,11 @@ impl AnswerPlace {
                 place,
                 given,
                 found: Room::new(given.found, given.found_capacity, "answer.found")?,
-                present: Room::new(given.present_tokens, given.present_capacity, "answer.present_tokens")?,
+                present: Room::new(
+                    given.present_tokens,
+                    given.present_capacity,
+                    "answer.present_tokens",
+                )?,
             })
         }
     }
@@ -283,7 +295,11 @@ pub unsafe extern "C" fn kvasir_present(
 
 /// # Safety
 /// As [`input::slice`].
-pub(crate) unsafe fn object_ids(first: *const kvasir_object, count: usize, what: &str) -> Outcome<Vec<ObjectId>> {
+pub(crate) unsafe fn object_ids(
+    first: *const kvasir_object,
+    count: usize,
+    what: &str,
+) -> Outcome<Vec<ObjectId>> {
     // SAFETY: the caller's promise; any bytes are an object.
     let objects = unsafe { input::slice(first, count, MAX_ITEMS, what) }?;
     let id = |object: &kvasir_object| {

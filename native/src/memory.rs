@@ -23,7 +23,10 @@ const LAYERS_MAX: usize = 1 << 16;
 /// Says where the pages of this rank lie, for stores and loads. In place of what was said before, whose memory is used
 /// until the calls that began before have ended.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn kvasir_set_memory(client: kvasir_client, memory: *const kvasir_memory) -> kvasir_code {
+pub unsafe extern "C" fn kvasir_set_memory(
+    client: kvasir_client,
+    memory: *const kvasir_memory,
+) -> kvasir_code {
     call(|| {
         let client = table::clients().find(client.id)?;
         // SAFETY: the header's rules.
@@ -38,13 +41,27 @@ unsafe fn memory_of(memory: *const kvasir_memory) -> Outcome<KvMemory> {
     input::check_flags(given.flags, 0, "memory")?;
     // SAFETY: as above; any bytes are a region.
     let regions = unsafe { input::slice(given.regions, given.region_count, REGIONS_MAX, "memory.regions") }?;
-    let regions: Vec<HostMemory> = regions.iter().enumerate().map(region_of).collect::<Outcome<_>>()?;
+    let regions: Vec<HostMemory> = regions
+        .iter()
+        .enumerate()
+        .map(region_of)
+        .collect::<Outcome<_>>()?;
     // SAFETY: as above.
-    let groups =
-        unsafe { input::read_structs(given.groups, given.group_count, MAX_MESSAGE_GROUPS, "memory.groups") }?;
+    let groups = unsafe {
+        input::read_structs(
+            given.groups,
+            given.group_count,
+            MAX_MESSAGE_GROUPS,
+            "memory.groups",
+        )
+    }?;
     // SAFETY: as above.
     let groups = groups.iter().map(|group| unsafe { group_of(group) });
-    Ok(KvMemory::new(regions, groups.collect::<Outcome<_>>()?, given.blocks)?)
+    Ok(KvMemory::new(
+        regions,
+        groups.collect::<Outcome<_>>()?,
+        given.blocks,
+    )?)
 }
 
 fn region_of((index, region): (usize, &kvasir_region)) -> Outcome<HostMemory> {
@@ -93,7 +110,10 @@ unsafe fn kv_group_of(given: &kvasir_kv_group) -> Outcome<KvGroupPages> {
         let region = u16::try_from(layer.region).map_err(|_| {
             Failure::argument_of(
                 &[layer.region.into(), REGIONS_MAX as u64],
-                format!("{what}: region {}, at most {REGIONS_MAX} regions are allowed", layer.region),
+                format!(
+                    "{what}: region {}, at most {REGIONS_MAX} regions are allowed",
+                    layer.region
+                ),
             )
         })?;
         Ok(LayerPages {

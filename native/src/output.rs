@@ -70,7 +70,11 @@ impl<T: Copy> Room<T> {
         if capacity > 0 || !first.is_null() {
             check_pointer(first.cast_const(), what)?;
         }
-        Ok(Self { first, capacity, what })
+        Ok(Self {
+            first,
+            capacity,
+            what,
+        })
     }
 
     /// Whether there is no room because none is wanted.

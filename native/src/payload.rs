@@ -36,7 +36,10 @@ pub unsafe extern "C" fn kvasir_store(
         // SAFETY: as above.
         let items = unsafe { input::read_structs(items, item_count, MAX_ITEMS, "items") }?;
         // SAFETY: as above.
-        let requests = items.iter().enumerate().map(|item| unsafe { store_request(item) });
+        let requests = items
+            .iter()
+            .enumerate()
+            .map(|item| unsafe { store_request(item) });
         let requests: Vec<StoreRequest> = requests.collect::<Outcome<_>>()?;
         // SAFETY: as above.
         let superseded = unsafe { object_ids(superseded, superseded_count, "superseded") }?;
@@ -64,7 +67,9 @@ unsafe fn store_request((index, given): (usize, &kvasir_store_item)) -> Outcome<
     let parent = match given.parent.is_null() {
         true => None,
         // SAFETY: the caller's promise, here and below.
-        false => Some(input::key(&unsafe { input::value(given.parent, "items.parent") }?)),
+        false => Some(input::key(&unsafe {
+            input::value(given.parent, "items.parent")
+        }?)),
     };
     let skipped = given.flags & KVASIR_STORE_SKIP != 0;
     if skipped && given.list_count != 0 {

@@ -223,8 +223,17 @@ pub unsafe extern "C" fn kvasir_get_counters(
             ]
             .map(|counter| control.counter(counter))
         });
-        let [stored, evicted, dropped, pool, prefaulted, used, granted, pinned, quarantined] =
-            read.unwrap_or_default();
+        let [
+            stored,
+            evicted,
+            dropped,
+            pool,
+            prefaulted,
+            used,
+            granted,
+            pinned,
+            quarantined,
+        ] = read.unwrap_or_default();
         place.write(&kvasir_counters {
             struct_size: 0,
             connected: read.is_some().into(),
@@ -244,7 +253,10 @@ pub unsafe extern "C" fn kvasir_get_counters(
 
 /// Counts tokens of requests that the engine took up or whose loads ended, on top of what was counted before.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn kvasir_count_reuse(client: kvasir_client, tokens: *const kvasir_reuse) -> kvasir_code {
+pub unsafe extern "C" fn kvasir_count_reuse(
+    client: kvasir_client,
+    tokens: *const kvasir_reuse,
+) -> kvasir_code {
     call(|| {
         let client = table::clients().find(client.id)?;
         // SAFETY: the header's rules.

@@ -202,7 +202,11 @@ impl<T> Kind<T> {
         let (table, name) = (table(), self.name);
         let (tag, count) = (id >> COUNT_BITS, id & ((1 << COUNT_BITS) - 1));
         if id == 0 {
-            return Failure::new(kvasir_code::InvalidHandle, &[0], format!("the {name} is none: all zeroes"));
+            return Failure::new(
+                kvasir_code::InvalidHandle,
+                &[0],
+                format!("the {name} is none: all zeroes"),
+            );
         }
         if tag != self.tag || count == 0 || count >= table.next.load(Ordering::Relaxed) {
             return Failure::new(
@@ -251,7 +255,14 @@ mod tests {
     fn garbage_and_handles_of_another_kind_are_none() {
         let (things, others) = (kind(), Kind::<u32>::new(8, "other"));
         let other = others.add(1);
-        for id in [0, 1, u64::MAX, 7 << COUNT_BITS, (7 << COUNT_BITS) | (1 << 40), other] {
+        for id in [
+            0,
+            1,
+            u64::MAX,
+            7 << COUNT_BITS,
+            (7 << COUNT_BITS) | (1 << 40),
+            other,
+        ] {
             assert_eq!(code(things.find(id)), kvasir_code::InvalidHandle, "{id:#x}");
         }
     }

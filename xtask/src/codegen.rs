@@ -1,4 +1,4 @@
-//! Regenerates `src/wire/generated.rs` from `schema/`.
+//! Regenerates `src/wire/generated.rs` from `schema/`, and the C header from `native/src`.
 //!
 //! `schema/envelope.fbs` includes all other files, and one Rust file with everything comes out. What other languages
 //! need is checked on the way: a verifier for what each side of a connection sends.
@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::command::{self, cargo, program, works};
+use crate::header;
 use crate::python::Environment;
 
 /// Arguments of `cargo xtask codegen`.
@@ -32,13 +33,17 @@ const HEADER: &str = "// @generated from schema/*.fbs by `cargo xtask codegen`; 
 
 /// Regenerates the code, or with `check` compares it with what is checked in.
 pub(crate) fn run(check: bool) -> Result<()> {
-    let fresh = generate()?;
-    let checked_in = command::root().join(GENERATED);
-    if check {
-        return compare(&fresh, fs::read_to_string(&checked_in).ok().as_deref());
+    let mut files = vec![(GENERATED, generate()?)];
+    files.extend(header::generate()?);
+    for (name, fresh) in files {
+        let checked_in = command::root().join(name);
+        if check {
+            compare(name, &fresh, fs::read_to_string(&checked_in).ok().as_deref())?;
+            continue;
+        }
+        fs::write(&checked_in, fresh).with_context(|| format!("cannot write {name}"))?;
+        println!("{name}");
     }
-    fs::write(&checked_in, fresh).with_context(|| format!("cannot write {GENERATED}"))?;
-    println!("{GENERATED}");
     Ok(())
 }
 
@@ -119,10 +124,10 @@ fn cmake() -> Result<PathBuf> {
 }
 
 /// An error that names the first line in which the checked-in code is not the fresh one.
-fn compare(fresh: &str, checked_in: Option<&str>) -> Result<()> {
+fn compare(name: &str, fresh: &str, checked_in: Option<&str>) -> Result<()> {
     let advice = "run `cargo xtask codegen` and commit the result";
     let Some(checked_in) = checked_in else {
-        bail!("{GENERATED} is not there; {advice}")
+        bail!("{name} is not there; {advice}")
     };
     if fresh == checked_in {
         return Ok(());
@@ -133,7 +138,7 @@ fn compare(fresh: &str, checked_in: Option<&str>) -> Result<()> {
         .take_while(|(new, old)| new == old)
         .count();
     bail!(
-        "{GENERATED} is not what schema/ gives, from line {} on; {advice}",
+        "{name} is not what its sources give, from line {} on; {advice}",
         same + 1
     )
 }
@@ -144,22 +149,27 @@ mod tests {
 
     #[test]
     fn equal_code_is_no_drift() {
-        compare("a\nb\n", Some("a\nb\n")).unwrap();
+        compare("x.rs", "a\nb\n", Some("a\nb\n")).unwrap();
     }
 
     #[test]
     fn drift_is_an_error_that_says_where() {
-        let error = compare("a\nb\nc\n", Some("a\nx\nc\n")).unwrap_err().to_string();
+        let error = compare("x.rs", "a\nb\nc\n", Some("a\nx\nc\n"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("from line 2 on"), "{error}");
-        let error = compare("a\nb\n", Some("a\n")).unwrap_err().to_string();
+        let error = compare("x.rs", "a\nb\n", Some("a\n")).unwrap_err().to_string();
         assert!(error.contains("from line 2 on"), "{error}");
-        assert!(compare("a\n", Some("a")).is_err(), "the end of the file counts");
+        assert!(
+            compare("x.rs", "a\n", Some("a")).is_err(),
+            "the end of the file counts"
+        );
     }
 
     #[test]
     fn missing_code_is_drift() {
         assert!(
-            compare("a\n", None)
+            compare("x.rs", "a\n", None)
                 .unwrap_err()
                 .to_string()
                 .contains("not there")

@@ -1,12 +1,14 @@
 //! Developer tasks of Kvasir. `cargo xtask demo` shows the main job, `cargo xtask test` runs every check that a
 //! change has to pass; both install what they need under the repository (`.venv-*`, `target/`).
 
+mod abi;
 mod circles;
 mod codegen;
 mod command;
 mod demo;
 mod deny;
 mod features;
+mod header;
 mod layers;
 mod licence;
 mod needs;
@@ -37,7 +39,7 @@ enum Task {
     Demo(demo::Options),
     /// Run every check: format, layers, dependencies, generated code, lints, docs, Rust, loom, Python, vLLM
     Test(test::Options),
-    /// Regenerate the flatbuffers code from schema/
+    /// Regenerate the flatbuffers code from schema/ and the C header from native/src
     Codegen(codegen::Options),
     /// Check how src is built up: who imports whom, no circles of files, where tests are kept, what the lean builds link
     Layers,
