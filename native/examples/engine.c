@@ -329,8 +329,10 @@ static void compute_meanwhile(struct engine *engine, uint32_t prompt, const uint
             /* Neither is an error: the lookup misses, the stores are dropped, and the engine computes. */
             size_t count = look_up(engine, chain, found, &answer);
             size_t stored = store(engine, chain);
-            if ((answer.flags & KVASIR_ANSWER_DEGRADED) && count == 0 && stored == 0)
-                misses++;
+            if ((answer.flags & KVASIR_ANSWER_DEGRADED) && count == 0 && stored == 0 && misses++ == 0) {
+                printf("no server: computing without a cache\n");
+                fflush(stdout);
+            }
         } else if (health.healthy && memcmp(before, health.boot_id, sizeof health.boot_id) != 0) {
             break;
         }
@@ -338,7 +340,7 @@ static void compute_meanwhile(struct engine *engine, uint32_t prompt, const uint
     }
     wait_for_server(engine, before, after);
     check(kvasir_chain_free(chain), "free");
-    printf("back with another server%s\n", misses > 0 ? ", and computed meanwhile" : "");
+    printf("back with another server\n");
 }
 
 int main(int argc, char **argv)

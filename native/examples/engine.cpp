@@ -196,7 +196,7 @@ public:
         wait_for(
             [&] {
                 if (!told && worker_.state().rfind("degraded", 0) == 0) {
-                    std::cout << "the worker is degraded" << std::endl;
+                    std::cout << "no server: computing without a cache" << std::endl;
                     told = true;
                 }
                 return worker_.health().healthy && scheduler_.health().healthy && boot() != before;

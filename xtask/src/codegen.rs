@@ -111,7 +111,7 @@ fn compiler() -> Result<PathBuf> {
 }
 
 /// cmake: the system's, or one from the Python registry in a small environment of its own.
-fn cmake() -> Result<PathBuf> {
+pub(crate) fn cmake() -> Result<PathBuf> {
     if works(program("cmake").arg("--version")) {
         return Ok("cmake".into());
     }

@@ -1,6 +1,6 @@
-//! What the client library and the Python module link without the features of the server and the command line.
+//! What the client library, the Python module and the C library link without the features of the server and the command line.
 //!
-//! An engine's process loads both. An event loop or a parser of flags in there would be code that an engine's operator
+//! An engine's process loads one of them. An event loop or a parser of flags in there would be code that an engine's operator
 //! has to trust and that a security scan has to explain, for nothing.
 
 use anyhow::{Result, bail};
@@ -30,7 +30,7 @@ struct Lean {
     without: &'static [&'static [&'static str]],
 }
 
-const LEAN: [Lean; 2] = [
+const LEAN: [Lean; 3] = [
     Lean {
         what: "the client library",
         arguments: &["--package", "kvasir", "--no-default-features"],
@@ -40,6 +40,11 @@ const LEAN: [Lean; 2] = [
         what: "the Python module",
         arguments: &["--package", "kvasir-python"],
         without: &[&OF_THE_SERVER],
+    },
+    Lean {
+        what: "the C library",
+        arguments: &["--package", "kvasir-native"],
+        without: &[&OF_THE_SERVER, &OF_JSON],
     },
 ];
 

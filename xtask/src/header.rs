@@ -26,7 +26,7 @@ pub(crate) fn generate() -> Result<Vec<(&'static str, String)>> {
     check_earlier(&current, &earlier)?;
     Ok(vec![
         (LAYOUT_C, layout_c(&current)?),
-        (LAYOUT_RUST, layout_rust(&current, &earlier)?),
+        (LAYOUT_RUST, formatted(&layout_rust(&current, &earlier)?)?),
         (HEADER, header),
     ])
 }
@@ -153,6 +153,16 @@ fn layout_rust(abi: &Abi, earlier: &[(u32, Abi)]) -> Result<String> {
         text += "};\n";
     }
     Ok(text)
+}
+
+/// Rust code as the rest of the repository is formatted.
+fn formatted(code: &str) -> Result<String> {
+    let path = command::target().join("header/layout.rs");
+    fs::write(&path, code).with_context(|| format!("cannot write {}", path.display()))?;
+    let mut format = program("rustfmt");
+    format.args(["--edition", "2024", "--config-path"]);
+    command::run(format.arg(command::root()).arg(&path))?;
+    Ok(fs::read_to_string(&path)?)
 }
 
 #[cfg(test)]

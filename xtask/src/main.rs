@@ -9,8 +9,10 @@ mod demo;
 mod deny;
 mod features;
 mod header;
+mod install;
 mod layers;
 mod licence;
+mod native;
 mod needs;
 mod paths;
 mod places;
@@ -37,10 +39,12 @@ struct Arguments {
 enum Task {
     /// Show a real vLLM getting its prefix cache back from Kvasir, in a new process
     Demo(demo::Options),
-    /// Run every check: format, layers, dependencies, generated code, lints, docs, Rust, loom, Python, vLLM
+    /// Run every check: format, layers, dependencies, generated code, lints, docs, Rust, C, loom, Python, vLLM
     Test(test::Options),
     /// Regenerate the flatbuffers code from schema/ and the C header from native/src
     Codegen(codegen::Options),
+    /// Build the C libraries and install them with their header, for pkg-config and CMake
+    Install(install::Options),
     /// Check how src is built up: who imports whom, no circles of files, where tests are kept, what the lean builds link
     Layers,
     /// Make the Python environment with the CPU build of vLLM, without running anything in it
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options),
         Task::Test(options) => test::run(&options),
         Task::Codegen(options) => codegen::run(options.check),
+        Task::Install(options) => install::run(&options),
         Task::Layers => structure::run().and_then(|()| features::run()),
         Task::VllmEnv(options) => vllm_env::run(&options),
     };

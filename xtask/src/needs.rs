@@ -25,6 +25,43 @@ const PROGRAMS: [(&[&str], &str); 3] = [
     ),
 ];
 
+/// Programs that the step `native` calls besides, and how to get them.
+const OF_NATIVE: [(&[&str], &str); 7] = [
+    (
+        &["gcc", "--version"],
+        "gcc (Debian and Ubuntu: apt-get install gcc)",
+    ),
+    (
+        &["g++", "--version"],
+        "g++ (Debian and Ubuntu: apt-get install g++)",
+    ),
+    (
+        &["clang", "--version"],
+        "clang (Debian and Ubuntu: apt-get install clang)",
+    ),
+    (
+        &["clang++", "--version"],
+        "clang++ (Debian and Ubuntu: apt-get install clang)",
+    ),
+    (
+        &["valgrind", "--version"],
+        "valgrind (Debian and Ubuntu: apt-get install valgrind)",
+    ),
+    (
+        &["pkg-config", "--version"],
+        "pkg-config (Debian and Ubuntu: apt-get install pkg-config)",
+    ),
+    (
+        &["objcopy", "--version"],
+        "objcopy (Debian and Ubuntu: apt-get install binutils)",
+    ),
+];
+
+/// Refuses where a program is missing that the step `native` calls.
+pub(crate) fn native() -> Result<()> {
+    missing_of(&OF_NATIVE)
+}
+
 /// Refuses where a program is missing that some check would call minutes later.
 pub(crate) fn programs() -> Result<()> {
     missing_of(&PROGRAMS)

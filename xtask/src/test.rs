@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::command::{self, cargo, program};
 use crate::python::{Environment, interpreter};
 use crate::steps::{self, Step};
-use crate::{codegen, deny, features, needs, structure, vllm_env};
+use crate::{codegen, deny, features, native, needs, structure, vllm_env};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -41,6 +41,9 @@ const TEST_TOOLS: [&str; 6] = [
 pub(crate) fn run(options: &Options) -> Result<()> {
     // Minutes pass before Python is first used, and longer before the disk is full.
     needs::programs()?;
+    if !options.list && (options.only.is_empty() || options.only.iter().any(|step| step == "native")) {
+        needs::native()?;
+    }
     needs::target(&interpreter()?)?;
     let mut list = vec![
         Step::new("format", || {
@@ -52,6 +55,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Step::new("clippy", clippy),
         Step::new("docs", docs),
         Step::new("rust", rust_tests),
+        Step::new("native", native::run),
         Step::new("loom", loom),
         Step::new("python", python_tests),
     ];
