@@ -17,7 +17,7 @@ impl Inside {
     fn enter() -> Option<Self> {
         // A thread whose variables are gone is ending; it interrupts nothing.
         let was = INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false);
-        (!was).then_some(Self)
+        (!was).then(|| Self) // made only then: its drop says that the thread has left
     }
 }
 

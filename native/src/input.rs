@@ -307,7 +307,3 @@ pub(crate) fn time(milliseconds: u64, what: &str) -> Outcome<Duration> {
     }
     Ok(Duration::from_millis(milliseconds))
 }
-
-#[cfg(test)]
-#[path = "tests/input.rs"]
-mod tests;
