@@ -19,12 +19,20 @@ const GEOMETRY: &str = include_str!("../docs/geometry.md");
 const VLLM: &str = include_str!("../docs/vllm.md");
 
 /// Beginnings of commands that are not run here, and why.
-const NOT_RUN: [(&str, &str); 10] = [
+const NOT_RUN: [(&str, &str); 12] = [
     ("cargo xtask demo", "builds vLLM; the gate runs it"),
     ("cargo xtask test", "it is what runs this test"),
     (
         "kvasir conform",
         "waits for a client; tests/conform.rs runs it with several",
+    ),
+    (
+        "cargo xtask install",
+        "compiles a release build; the step `native` installs a debug one",
+    ),
+    (
+        "cc ",
+        "needs what is installed; the step `native` compiles the same with gcc and clang",
     ),
     ("cargo build", "compiles the program that is under test"),
     ("cargo test", "runs other tests"),

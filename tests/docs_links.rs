@@ -63,6 +63,7 @@ fn pages_and_sections_that_are_named_exist() {
         "python",
         "schema",
         "tests",
+        "native",
         "xtask/src",
         "benches",
         "fuzz",

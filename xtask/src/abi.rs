@@ -51,6 +51,8 @@ impl Struct {
 
 /// Size and alignment.
 type Layout = (u64, u64);
+/// A struct's name, its layout, and its fields with their offsets.
+type Laid<'a> = (&'a str, Layout, Vec<(&'a str, u64)>);
 
 impl Abi {
     /// The header's version.
@@ -76,17 +78,15 @@ impl Abi {
     }
 
     /// Every struct with its size, its alignment and its fields' offsets.
-    pub(crate) fn layouts(&self) -> Result<Vec<(&str, Layout, Vec<(&str, u64)>)>> {
-        let one =
+    pub(crate) fn layouts(&self) -> Result<Vec<Laid<'_>>> {
+        let laid =
             |one: &'_ Struct| -> Result<(Layout, Vec<u64>)> { Ok((self.layout(one)?, self.offsets(one)?)) };
-        self.structs
-            .iter()
-            .map(|found| {
-                let (layout, offsets) = one(found)?;
-                let names = found.fields.iter().map(|field| field.name.as_str());
-                Ok((found.name.as_str(), layout, names.zip(offsets).collect()))
-            })
-            .collect()
+        let named = self.structs.iter().map(|one| {
+            let (layout, offsets) = laid(one)?;
+            let names = one.fields.iter().map(|field| field.name.as_str());
+            Ok((one.name.as_str(), layout, names.zip(offsets).collect()))
+        });
+        named.collect()
     }
 
     fn offsets(&self, of: &Struct) -> Result<Vec<u64>> {

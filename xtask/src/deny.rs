@@ -4,8 +4,8 @@
 //! resolves for the targets of `deny.toml`: those that are linked, built, or used by tests.
 //!
 //! What this file does not check: advisories and yanked versions, which need a database from the network; wildcard
-//! versions; whether the text of a licence file is what the package's manifest says; the workspaces of `fuzz` and
-//! `xtask/flatc`, whose programs are not shipped. `cargo deny` checks all but the last.
+//! versions; whether the text of a licence file is what the package's manifest says; the workspaces of `fuzz`,
+//! `xtask/flatc` and `xtask/header`, whose programs are not shipped. `cargo deny` checks all but the last.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
