@@ -211,6 +211,10 @@ enum kvasir_code
      * A defect in the library. The message says where.
      */
     KVASIR_CODE_INTERNAL = 22,
+    /**
+     * Weights that are not there, cannot be read, or change while they are read.
+     */
+    KVASIR_CODE_WEIGHTS_UNREADABLE = 23,
 };
 #ifndef __cplusplus
 typedef int32_t kvasir_code;
@@ -1847,6 +1851,18 @@ kvasir_code kvasir_count_new_kv(struct kvasir_client client, uint64_t bytes);
  */
 kvasir_code kvasir_set_conditions(struct kvasir_client client,
                                   uint64_t conditions);
+
+/**
+ * The identity of a model's or an adapter's files, by every byte of them: for kvasir_domain.weights_id, and for
+ * kvasir_chain_options.lora. Takes as long as reading them, so call it on a thread of its own.
+ *
+ * overrides says what the engine's flags change about the model, in any stable form; NULL is nothing. What was read is
+ * remembered for each file in cache_dir; NULL is the user's cache directory.
+ */
+kvasir_code kvasir_identify_weights(const char *path,
+                                    const char *overrides,
+                                    const char *cache_dir,
+                                    struct kvasir_key *identity);
 
 #ifdef __cplusplus
 }  // extern "C"

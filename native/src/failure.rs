@@ -58,6 +58,8 @@ pub enum kvasir_code {
     UnknownTicket = 21,
     /// A defect in the library. The message says where.
     Internal = 22,
+    /// Weights that are not there, cannot be read, or change while they are read.
+    WeightsUnreadable = 23,
 }
 
 /// The server's codes. One that is not here reads as KVASIR_SERVER_CODE_INTERNAL.

@@ -10,7 +10,7 @@
 //! input             arguments: pointers, counts, structs of other versions, text
 //! output            answers: structs, arrays, text
 //! table             handles, none of which is an address
-//! client, memory, chain, lookup, payload, report   the functions
+//! client, memory, chain, weights, lookup, payload, report   the functions
 //! layout            sizes and offsets, as C compilers see them
 //! ```
 //!
@@ -36,6 +36,7 @@ mod payload;
 mod report;
 mod table;
 mod values;
+mod weights;
 
 pub use chain::*;
 pub use client::*;
@@ -46,3 +47,4 @@ pub use options::*;
 pub use payload::*;
 pub use report::*;
 pub use values::*;
+pub use weights::*;

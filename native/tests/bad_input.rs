@@ -277,6 +277,38 @@ fn an_answer_that_does_not_fit_pins_nothing() {
 }
 
 #[test]
+fn weights_are_known_by_every_byte_and_unreadable_ones_are_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = directory.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    let weights = model.join("model.safetensors");
+    let text = |path: &std::path::Path| CString::new(path.to_str().unwrap()).unwrap();
+    let (path, cache) = (text(&model), text(&directory.path().join("cache")));
+    let identify = |overrides: *const std::ffi::c_char| {
+        let mut identity = kvasir_key::default();
+        // SAFETY: all of it lives across the call.
+        let code =
+            unsafe { kvasir_identify_weights(path.as_ptr(), overrides, cache.as_ptr(), &mut identity) };
+        (code, identity)
+    };
+    refused(identify(null()).0, Code::WeightsUnreadable, "model");
+    let mut bytes = vec![7_u8; 100_000];
+    std::fs::write(&weights, &bytes).unwrap();
+    let (code, first) = identify(null());
+    ok(code);
+    assert_eq!(identify(null()).1, first);
+    assert_ne!(identify(c"rope=2".as_ptr()).1, first);
+    bytes[77_777] += 1;
+    std::fs::write(&weights, &bytes).unwrap();
+    let (code, second) = identify(null());
+    ok(code);
+    assert_ne!(second, first);
+    // SAFETY: NULL is what is tried.
+    let code = unsafe { kvasir_identify_weights(null(), null(), null(), null_mut()) };
+    refused(code, Code::InvalidArgument, "identity is NULL");
+}
+
+#[test]
 fn values_out_of_range_are_errors_with_the_numbers() {
     let mut engine = Engine::start("ranges");
     let socket = CString::new(server().to_str().unwrap()).unwrap();
