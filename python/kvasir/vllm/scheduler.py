@@ -192,7 +192,7 @@ class SchedulerRole:
             return True
         readable, why = client.readable, client.state_text
         self._conditions.set("servers_differ", getattr(client, "differ", False))
-        what = "late, so nothing new is asked of it" if readable else "away, so nothing is reused or stored"
+        what = "late or gone, so hits go on from memory and nothing is stored" if readable else "away, so nothing is reused or stored"
         self._server.say(why, f"the server at {client.socket} is {what} ({why})")
         return readable
 

@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, UnixAddr, connect, shutdown, socket};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{
+    AddressFamily, Shutdown, SockFlag, SockType, UnixAddr, connect, getsockopt, shutdown, socket,
+};
 
 use crate::client::ClientError;
 use crate::shm::atfork::{ForkClosedFd, forks_so_far};
@@ -50,18 +53,27 @@ fn broken(what: &str, error: impl std::fmt::Display) -> CallError {
 /// The socket of a connection. A forked child has no copy of it: the server would see neither the end of this process
 /// nor of its calls while the child lives.
 #[derive(Debug)]
-pub(crate) struct Stream(ForkClosedFd);
+pub(crate) struct Stream {
+    fd: ForkClosedFd,
+    /// The process at the other end, as this process's name space numbers it: 0 where it has no number there.
+    server: u32,
+}
 
 impl Stream {
+    /// What tells the process at the other end from the next one there: its number, as far as it has one.
+    pub(crate) fn server(&self) -> u32 {
+        self.server
+    }
+
     /// The descriptor.
     pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>, CallError> {
         let forked = || CallError::Broken("this connection was made before a fork".into());
-        self.0.fd().ok_or_else(forked)
+        self.fd.fd().ok_or_else(forked)
     }
 
     /// Says that nothing more will be asked. The server closes the connection once all that was is done.
     pub(crate) fn end_requests(&self) {
-        if let Some(fd) = self.0.fd() {
+        if let Some(fd) = self.fd.fd() {
             // Fails for one that has ended.
             let _ = shutdown(fd.as_raw_fd(), Shutdown::Write);
         }
@@ -69,7 +81,7 @@ impl Stream {
 
     /// Ends the connection for everybody who has the descriptor.
     pub(crate) fn hang_up(&self) {
-        if let Some(fd) = self.0.fd() {
+        if let Some(fd) = self.fd.fd() {
             // Fails for one that has ended.
             let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
         }
@@ -107,7 +119,10 @@ impl Connection {
         let forks = forks_so_far().map_err(|e| broken(&what, e))?;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(|e| broken(&what, e))?;
         let address = UnixAddr::new(path).map_err(|e| broken(&what, e))?;
-        let stream = Stream(ForkClosedFd::new(fd).map_err(|e| broken(&what, e))?);
+        let mut stream = Stream {
+            fd: ForkClosedFd::new(fd).map_err(|e| broken(&what, e))?,
+            server: 0,
+        };
         // A child forked in between has a copy that nothing would close.
         if forks.is_none() || forks != forks_so_far().map_err(|e| broken(&what, e))? {
             return Err(broken(&what, "this process forked meanwhile"));
@@ -116,6 +131,8 @@ impl Connection {
             Errno::EAGAIN => broken(&what, "the server takes no connections now"),
             error => broken(&what, socket_path::why_not(path, error)),
         })?;
+        // The kernel notes who listens, and refuses nobody who asks.
+        stream.server = getsockopt(&stream.fd()?, PeerCredentials).map_or(0, |peer| peer.pid() as u32);
         Ok(Self {
             stream: Arc::new(stream),
             path: path.to_owned(),

@@ -28,7 +28,7 @@ enum Link {
 #[derive(Debug)]
 struct State {
     link: Link,
-    /// Of the link; or of one that is down because its server was late, which is read from memory only.
+    /// Of the link; or of one that is down, which is read from memory only, until there is another.
     session: Option<Arc<Session>>,
     /// The connection of a server that was late. What was asked over it may be done any time until the server closes it.
     unanswered: Option<Arc<Stream>>,
@@ -131,7 +131,7 @@ impl Core {
     /// Whether what needs no message works: lookups and loads.
     pub(crate) fn is_readable(&self) -> bool {
         self.is_healthy()
-            || !self.is_forked_copy() && self.session().is_some_and(|session| session.is_current())
+            || !self.is_forked_copy() && self.session().is_some_and(|session| session.is_readable())
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -173,7 +173,7 @@ impl Core {
         self.state().wanted.registered.clone()
     }
 
-    /// The session to read from: that of the link, or of a server that was late.
+    /// The session to read from: that of the link, or the last one.
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
         self.state().session.clone()
     }
@@ -208,10 +208,15 @@ impl Core {
     }
 
     pub(crate) fn count(&self, stat: Stat, count: u64) {
+        self.count_at(self.state().session.as_deref(), stat, count);
+    }
+
+    /// Counts what was done with a session. What nobody would read there any more is told to the next server.
+    pub(crate) fn count_at(&self, session: Option<&Session>, stat: Stat, count: u64) {
         self.counters.add(stat, count);
-        match &self.state().session {
-            Some(session) => session.count(stat, count),
-            None => self.counters.hold_back(stat, count),
+        match session {
+            Some(session) if !session.has_ended() => session.count(stat, count),
+            _ => self.counters.hold_back(stat, count),
         }
     }
 
@@ -222,11 +227,7 @@ impl Core {
             if count == 0 {
                 continue;
             }
-            self.counters.add(stat, count);
-            match &state.session {
-                Some(session) => session.count(stat, count),
-                None => self.counters.hold_back(stat, count),
-            }
+            self.count_at(state.session.as_deref(), stat, count);
         }
     }
 
@@ -279,17 +280,19 @@ impl Core {
         Ok((connection, current))
     }
 
-    /// Drops the connection of `session`, if that is still the one, and wakes the recovery thread.
+    /// Drops the connection of `session`, if that is still the one, and wakes the recovery thread. What the server shared is read
+    /// on: whether it is history, its boot word says and not its connection.
     pub(crate) fn degrade(&self, session: &Session, reason: &str) {
         let mut state = self.state();
         let current = state.session.as_ref().map(|session| session.generation);
         if current == Some(session.generation) {
-            self.take_down(&mut state, reason, Reads::End);
+            session.end();
+            self.take_down(&mut state, reason, Reads::GoOn);
         }
     }
 
-    /// The same for a server that has not answered in time: its connection is of no more use, but what it shares still
-    /// is. The slab stays this client's as long as the lock byte is held, and nobody gives the lock up here.
+    /// The same for a server that has not answered in time: its connection is of no more use, but what was asked over it may still
+    /// be done. The slab stays this client's as long as the lock byte is held, and nobody gives the lock up here.
     pub(crate) fn degrade_late(&self, session: &Session) {
         let mut state = self.state();
         let current = state.session.as_ref().map(|session| session.generation);
@@ -299,24 +302,23 @@ impl Core {
         }
     }
 
-    /// Ends reading from a server that was late. Whether there was one.
-    pub(crate) fn end_reads(&self) -> bool {
+    /// Ends reading without a link, if that is what `which` says of the session. Whether it was.
+    pub(crate) fn end_reads(&self, which: impl FnOnce(&Session) -> bool) -> bool {
         let mut state = self.state();
-        let late = matches!(state.link, Link::Down) && state.session.is_some();
-        if late {
+        let ends = matches!(state.link, Link::Down) && state.session.as_deref().is_some_and(which);
+        if ends {
             let reason = state.reason.clone();
             self.take_down(&mut state, &reason, Reads::End);
         }
-        late
+        ends
     }
 
     fn take_down(&self, state: &mut State, reason: &str, reads: Reads) {
         self.healthy.store(0, Ordering::Release);
         // Whoever holds a busy connection finds the link down or another generation when it comes back, and drops it.
         state.link = Link::Down;
-        if reads == Reads::End
-            && let Some(session) = state.session.take()
-        {
+        let goes_on = |session: &Arc<Session>| reads == Reads::GoOn && session.is_readable();
+        if let Some(session) = state.session.take_if(|session| !goes_on(session)) {
             // What a late server was asked last is told by the end of the connection, which is waited for.
             match &state.unanswered {
                 Some(stream) if Arc::ptr_eq(stream, &session.stream) => stream.end_requests(),

@@ -1,5 +1,8 @@
 //! The background thread: it notices that the server is gone and brings the connection back to where it was.
 //!
+//! What the last server shared is read meanwhile, also when that server is dead: until there is another session, or the
+//! boot word says that it is history.
+//!
 //! After a hang-up it tries at once, then after 10 ms, doubling to 1 s. A step that the server refuses is tried again
 //! at the heartbeat, and as soon as there is another server: the connection that was refused is kept meanwhile, so that
 //! its end is noticed and the server's status shows who waits; and where there is none, the socket's name is looked at.
@@ -35,11 +38,17 @@ const SAME_SERVER_RETRY: Duration = Duration::from_secs(3600);
 struct Failed {
     error: ClientError,
     refused: Option<Box<Session>>,
+    /// The process that was asked, where one was.
+    asked: Option<u32>,
 }
 
 impl From<ClientError> for Failed {
     fn from(error: ClientError) -> Self {
-        Self { error, refused: None }
+        Self {
+            error,
+            refused: None,
+            asked: None,
+        }
     }
 }
 
@@ -59,14 +68,20 @@ pub(crate) fn run(core: &Arc<Core>) {
         let attempt = catch_unwind(AssertUnwindSafe(|| attempt(core)));
         let attempt =
             attempt.unwrap_or_else(|_| Err(ClientError::unavailable("the recovery attempt panicked").into()));
-        let Err(Failed { error, refused }) = attempt else {
+        let Err(Failed {
+            error,
+            refused,
+            asked,
+        }) = attempt
+        else {
             continue;
         };
         // Nobody answers: soon again. Somebody answers no: it will take a person or a restart to change that.
         let pause = match error {
             ClientError::Unavailable { .. } => retry,
-            // Who answers is not late, and what was read from while it seemed so may be what keeps this client out.
-            _ if core.end_reads() => {
+            // Who answers is not late, and what was read from while it seemed so may be what keeps this client out. Another
+            // server is kept out of nothing by it. (Without numbers the two cannot be told apart.)
+            _ if core.end_reads(|session| asked == Some(session.stream.server())) => {
                 let_go = Some(Instant::now());
                 retry = FIRST_RETRY;
                 retry
@@ -91,17 +106,19 @@ pub(crate) fn run(core: &Arc<Core>) {
 
 /// Sleeps until the next attempt. Whether there is news: another server at the path, or the end of one.
 fn wait(core: &Core, refused: Option<&Session>, pause: Duration, socket: Option<SocketFile>) -> bool {
-    let late = core.session();
+    // An end is news once.
+    let late = core.session().filter(|session| !session.has_ended());
     let sessions = refused.into_iter().chain(late.as_deref());
     // A copy in a forked child has none, nor this thread.
     let streams: Vec<BorrowedFd<'_>> = sessions.filter_map(|session| session.stream.fd().ok()).collect();
     let news = core
         .wake
         .sleep_beside(&streams, pause, &core.config.socket, socket);
+    core.end_reads(|session| !session.is_current());
     if let Some(late) = &late
-        && (!late.is_current() || late.stream.fd().is_ok_and(|fd| core.wake.hung_up(&[fd])))
+        && late.stream.fd().is_ok_and(|fd| core.wake.hung_up(&[fd]))
     {
-        core.end_reads();
+        late.end();
     }
     news
 }
@@ -126,8 +143,20 @@ fn watch(core: &Arc<Core>, session: &Arc<Session>) {
 /// One attempt: connect, and everything that was agreed before.
 fn attempt(core: &Core) -> Result<(), Failed> {
     let generation = core.begin_attempt();
-    let (connection, mut session) =
-        Session::open(&core.config, generation, &core.populated, core.deadline())?;
+    let connection = Connection::connect(&core.config.socket).map_err(ClientError::from)?;
+    let asked = Some(connection.stream().server());
+    let opened = Session::open(
+        &core.config,
+        connection,
+        generation,
+        &core.populated,
+        core.deadline(),
+    );
+    let (connection, mut session) = opened.map_err(|error| Failed {
+        error,
+        refused: None,
+        asked,
+    })?;
     // Before this rank registers anew, which ends what it had under way over another connection.
     core.await_unanswered(core.deadline());
     let mut connection = Box::new(connection);
@@ -138,7 +167,11 @@ fn attempt(core: &Core) -> Result<(), Failed> {
         if let Err(error) = agreed {
             let is_kept = !matches!(error, ClientError::Unavailable { .. });
             let refused = is_kept.then(|| Box::new(session));
-            return Err(Failed { error, refused });
+            return Err(Failed {
+                error,
+                refused,
+                asked,
+            });
         }
         let stores = wanted.registered.as_ref().is_some_and(|own| own.request.stores);
         if stores && core.config.kind == ClientKind::Worker && session.granted_bytes() == 0 {

@@ -22,7 +22,7 @@ use crate::index::conditions::Conditions;
 use crate::object::Extent;
 use crate::shm::atfork::forks_so_far;
 use crate::shm::{Mapping, ReadWrite};
-use crate::sync::shared::{Ordering, fence};
+use crate::sync::shared::{AtomicBool, Ordering, fence};
 use crate::wire::{Hello, MAX_NAME_BYTES, PROTOCOL_VERSION, RegionKind, Reply, Request};
 
 /// The regions of the shm-direct path beside those of lookups.
@@ -49,17 +49,19 @@ pub(crate) struct Session {
     control: ControlView,
     pool: Option<PoolSide>,
     attached: Option<Arc<Attached>>,
+    /// The connection has ended. What came over it is read on, as long as there is nothing newer.
+    ended: AtomicBool,
 }
 
 impl Session {
-    /// Connects, says hello, maps what came and locks this client's byte.
+    /// Says hello over a new connection, maps what came and locks this client's byte.
     pub(crate) fn open(
         config: &ClientConfig,
+        mut connection: Connection,
         generation: u64,
         populated: &Arc<Populated>,
         deadline: Instant,
     ) -> Result<(Connection, Self), ClientError> {
-        let mut connection = Connection::connect(&config.socket)?;
         let forks = forks_so_far().map_err(ClientError::unavailable)?;
         let reply = connection.call(&Request::Hello(hello(config)), deadline)?;
         let Reply::Hello(hello) = reply else {
@@ -108,6 +110,7 @@ impl Session {
             control,
             pool,
             attached,
+            ended: AtomicBool::new(false),
         };
         Ok((connection, session))
     }
@@ -123,6 +126,22 @@ impl Session {
         self.attached
             .as_ref()
             .is_none_or(|attached| attached.boot_unchanged())
+    }
+
+    /// Whether there is something to read without the server.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.attached.is_some() && self.is_current()
+    }
+
+    /// The connection has ended, from either side. Nobody looks at the slab any more, as far as this client knows.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.stream.hang_up();
+    }
+
+    /// Whether [`Session::end`] was called.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
     }
 
     /// What lookups without a message need, for clients that map it.

@@ -69,7 +69,9 @@ impl Core {
             return None;
         }
         let session = self.session()?;
-        let answer = lookup_at(&session, request, |stat, count| self.counters.add(stat, count))?;
+        let answer = lookup_at(&session, request, |stat, count| {
+            self.count_at(Some(&session), stat, count);
+        })?;
         self.counters.add(Stat::Lookups, 1);
         Some(answer)
     }
@@ -104,7 +106,9 @@ impl Core {
                     self.degrade(&session, &reason);
                     return Err(ClientError::unavailable(reason));
                 }
-                let direct = lookup_at(&session, request, |stat, count| self.counters.add(stat, count));
+                let direct = lookup_at(&session, request, |stat, count| {
+                    self.count_at(Some(&session), stat, count);
+                });
                 direct.ok_or_else(|| ClientError::unavailable("the server or the domain changed meanwhile"))
             }
             (reply, session) => Err(self.distrust(&session, &reply)),
@@ -151,7 +155,7 @@ impl Core {
     }
 }
 
-/// Answers from the memory of one connection, and counts.
+/// Answers from the memory of one connection, and has it counted.
 fn lookup_at(
     session: &Session,
     request: &LookupRequest<'_>,
@@ -170,7 +174,6 @@ fn lookup_at(
         (Stat::Shortened, found.shortened.into()),
     ] {
         add(stat, count);
-        attached.count(stat, count);
     }
     Some(LookupAnswer {
         hit_tokens: found.answer.hit_tokens,

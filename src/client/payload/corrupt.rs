@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::client::link::connection::Connection;
 use crate::client::link::session::Session;
 use crate::client::{ClientConfig, ClientError, Maps};
 
@@ -30,7 +31,8 @@ pub fn corrupt_pool(
 ) -> Result<u64, ClientError> {
     config.maps = Maps::Pool;
     let deadline = std::time::Instant::now() + config.deadline;
-    let (_connection, session) = Session::open(&config, 1, &Arc::default(), deadline)?;
+    let connection = Connection::connect(&config.socket).map_err(ClientError::from)?;
+    let (_connection, session) = Session::open(&config, connection, 1, &Arc::default(), deadline)?;
     let pool = session.pool()?;
     let frame_bytes = pool.frame_bytes() as usize;
     let mut before = vec![0_u8; frame_bytes];

@@ -49,8 +49,7 @@ impl Core {
             self.counters.add(Stat::EvictedPins, evicted);
         }
         if shortened {
-            self.counters.add(Stat::Shortened, 1);
-            attached.count(Stat::Shortened, 1);
+            self.count_at(Some(&session), Stat::Shortened, 1);
         }
         if answer.pin != 0 {
             answer.pin |= OWN;
