@@ -64,12 +64,9 @@ fn hit(engine: &Engine, salt: u32, bytes: &[Vec<u8>]) -> (u64, usize) {
         .collect();
     let loaded = engine.client.load(1, 0, &loads).unwrap();
     for (chunk, _) in loaded.iter().enumerate().filter(|(_, whole)| **whole) {
-        for block in 4 * chunk..4 * chunk + 4 {
+        for (block, stored) in bytes.iter().enumerate().skip(4 * chunk).take(4) {
             let found = engine.block(0, 0, TARGET + block as i64);
-            assert!(
-                found == bytes[block],
-                "block {block} of prompt {salt} is another's"
-            );
+            assert!(found == *stored, "block {block} of prompt {salt} is another's");
         }
     }
     engine.client.release(answer.pin.as_slice()).unwrap();
@@ -225,10 +222,10 @@ fn loads_across_deaths_and_restarts_are_right_or_fail() {
     let (end, dead) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let hits = Arc::new(AtomicU64::new(0));
     // The same key has the same bytes in every life, and each life holds other prompts beside it, at other places.
-    let bytes = Arc::new(store(&writer, 7));
+    let bytes = store(&writer, 7);
     let threads: Vec<_> = (0..2)
         .map(|_| {
-            let (reader, bytes) = (Arc::clone(&reader), Arc::clone(&bytes));
+            let reader = Arc::clone(&reader);
             let (end, dead, hits) = (Arc::clone(&end), Arc::clone(&dead), Arc::clone(&hits));
             std::thread::spawn(move || {
                 while !end.load(Ordering::Relaxed) {

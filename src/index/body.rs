@@ -155,46 +155,44 @@ impl ChainArea {
         mapping: &Mapping<A>,
         cursor: &mut BodyCursor,
     ) -> Option<Option<BodyPiece>> {
-        loop {
-            if cursor.at == cursor.filled {
-                if let Some(block) = cursor.block.take() {
-                    return Some(Some(BodyPiece::Block(block)));
-                }
-                if cursor.left == 0 {
-                    let whole = cursor.runs == 0 && cursor.head == BODY_HEAD_WORDS;
-                    return whole.then_some(None);
-                }
-                let block = u32::try_from(cursor.link.checked_sub(1)?).ok();
-                let block = block.filter(|b| *b < self.blocks)?;
-                let mut line = [0; CHAIN_WORDS + 1];
-                mapping.load_words(self.at(block), &mut line).ok()?;
-                let filled = cursor.left.min(CHAIN_WORDS);
-                cursor.line.copy_from_slice(&line[1..]);
-                (cursor.at, cursor.filled, cursor.left) = (0, filled, cursor.left - filled);
-                (cursor.link, cursor.block) = (line[0], Some(block));
+        if cursor.at == cursor.filled {
+            if let Some(block) = cursor.block.take() {
+                return Some(Some(BodyPiece::Block(block)));
             }
-            let word = cursor.line[cursor.at];
-            cursor.at += 1;
-            let is_run = cursor.head == 0;
-            match cursor.head {
-                BODY_HEAD_WORDS => {
-                    (cursor.head, cursor.runs) = (BODY_HEAD_WORDS - 1, (word & 0xffff) as usize);
-                    return Some(Some(BodyPiece::Part {
-                        bytes: word >> 16,
-                        runs: cursor.runs,
-                    }));
-                }
-                0 => cursor.runs -= 1,
-                _ => cursor.head -= 1,
+            if cursor.left == 0 {
+                let whole = cursor.runs == 0 && cursor.head == BODY_HEAD_WORDS;
+                return whole.then_some(None);
             }
-            if cursor.head == 0 && cursor.runs == 0 {
-                cursor.head = BODY_HEAD_WORDS;
-            }
-            return Some(Some(match is_run {
-                true => BodyPiece::Run(Extent::from_word(word)),
-                false => BodyPiece::Checksum(word),
-            }));
+            let block = u32::try_from(cursor.link.checked_sub(1)?).ok();
+            let block = block.filter(|b| *b < self.blocks)?;
+            let mut line = [0; CHAIN_WORDS + 1];
+            mapping.load_words(self.at(block), &mut line).ok()?;
+            let filled = cursor.left.min(CHAIN_WORDS);
+            cursor.line.copy_from_slice(&line[1..]);
+            (cursor.at, cursor.filled, cursor.left) = (0, filled, cursor.left - filled);
+            (cursor.link, cursor.block) = (line[0], Some(block));
         }
+        let word = cursor.line[cursor.at];
+        cursor.at += 1;
+        let is_run = cursor.head == 0;
+        match cursor.head {
+            BODY_HEAD_WORDS => {
+                (cursor.head, cursor.runs) = (BODY_HEAD_WORDS - 1, (word & 0xffff) as usize);
+                return Some(Some(BodyPiece::Part {
+                    bytes: word >> 16,
+                    runs: cursor.runs,
+                }));
+            }
+            0 => cursor.runs -= 1,
+            _ => cursor.head -= 1,
+        }
+        if cursor.head == 0 && cursor.runs == 0 {
+            cursor.head = BODY_HEAD_WORDS;
+        }
+        Some(Some(match is_run {
+            true => BodyPiece::Run(Extent::from_word(word)),
+            false => BodyPiece::Checksum(word),
+        }))
     }
 
     pub(crate) fn at(self, block: u32) -> usize {

@@ -2,9 +2,9 @@
 
 use super::incomplete::Incomplete;
 use super::part::Part;
+use crate::index::body::BodyCursor;
 use crate::object::Extent;
 use crate::pool::PoolError;
-use crate::index::body::BodyCursor;
 
 /// Where its runs are found.
 #[derive(Debug)]

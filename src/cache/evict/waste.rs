@@ -8,8 +8,8 @@ use crate::cache::books::wasted::{Runs, Waste};
 use crate::cache::steps::{RUN_FRAMES, frame_steps};
 use crate::cache::turn::Turn;
 use crate::cache::{Core, CoreError};
-use crate::object::Extent;
 use crate::index::body::BodyPiece;
+use crate::object::Extent;
 use crate::pool::{PoolError, RecordState};
 
 impl Waste {

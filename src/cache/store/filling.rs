@@ -9,10 +9,10 @@ use crate::cache::books::incomplete::IncompleteKey;
 use crate::cache::steps::{RUN_FRAMES, frame_steps};
 use crate::cache::turn::Turn;
 use crate::cache::{ClientId, Core, CoreError};
+use crate::index::body::{BodyCursor, BodyPiece};
 use crate::index::record::WORD_META;
 use crate::object::{Extent, StoreItem};
 use crate::pool::Owner;
-use crate::index::body::{BodyCursor, BodyPiece};
 
 /// Parts of so few steps are filled at once.
 pub(crate) const AT_ONCE: u32 = 32;
