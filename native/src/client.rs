@@ -10,7 +10,6 @@ use kvasir::client::{
     PayloadPath, RegisterKvCache,
 };
 use kvasir::geometry;
-use kvasir::keys::DomainFields;
 use kvasir::wire::{MAX_DOMAIN_FIELD_BYTES, MAX_MESSAGE_GROUPS};
 
 use crate::failure::{Failure, Outcome, kvasir_code};
@@ -200,15 +199,9 @@ pub unsafe extern "C" fn kvasir_domain_seed(
         let place = unsafe { Place::new(seed, "seed") }?;
         // SAFETY: as above.
         let domain = unsafe { domain_of(domain, "domain") }?;
-        let fields = DomainFields {
-            model: domain.model,
-            weights_id: domain.weights_id,
-            kv_dtype: domain.kv_dtype,
-            fingerprint: domain.fingerprint,
-            parallel_shape: domain.parallel_shape,
-            chunk_size,
-        };
-        let seed = fields.domain_seed().map_err(kvasir::client::ClientError::from)?;
+        let seed = domain
+            .seed(chunk_size)
+            .map_err(kvasir::client::ClientError::from)?;
         place.write(kvasir_key { bytes: seed.into() });
         Ok(())
     })

@@ -15,51 +15,13 @@ use std::time::{Duration, Instant};
 
 use kvasir_c::kvasir_code as Code;
 use kvasir_c::*;
+use support::random::{ELEMENTS, Random};
 use support::*;
 
 /// Bytes of each buffer that pointers lead to.
 const BUFFER: usize = 1 << 14;
 /// How many of them any call may write.
 const PLAIN: usize = 8;
-/// Most elements of any struct or value that a buffer holds, whatever it is.
-const ELEMENTS: usize = 64;
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x9E37_79B9_7F4A_7C15)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    /// A number of the kinds that go wrong.
-    fn number(&mut self) -> u64 {
-        match self.below(8) {
-            0 => 0,
-            1 => u64::MAX,
-            2 => 1 << self.below(64),
-            3 => self.next(),
-            4 => u64::from(CHUNK),
-            _ => self.below(70),
-        }
-    }
-
-    /// A count that is there, or one beyond every limit.
-    fn count(&mut self) -> usize {
-        match self.below(12) {
-            0 => usize::MAX,
-            1 => (1 << 40) + self.below(1 << 40) as usize,
-            2 => ELEMENTS,
-            _ => self.below(5) as usize,
-        }
-    }
-}
 
 /// What calls are made with.
 struct World {

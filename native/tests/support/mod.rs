@@ -3,6 +3,8 @@
 #![allow(dead_code, unreachable_pub)] // each test binary uses its own part of this
 #![allow(unsafe_code)] // every pointer here is to a value that lives across the call
 
+pub mod random;
+
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
