@@ -58,6 +58,39 @@ fn objects_without_a_checksum_are_loaded_unchecked() {
     assert_eq!(reader.block(0, 0, 30), writer.block(0, 0, 1));
 }
 
+/// What several threads copy has the sums of one and comes back whole, damage is noticed, and status says how many there are.
+#[test]
+fn what_several_threads_copy_is_summed_and_checked_as_by_one() {
+    let place = Place::with_server();
+    let shape = Shape::plain(16 << 10, 0);
+    let engine = |instance, threads| {
+        Engine::start_with(&place, &shape, instance, |config| config.copy_threads = threads)
+    };
+    let (writer, reader) = (engine(1, 3), engine(2, 1));
+    let chain = stored(&writer, 1);
+    let loads: Vec<_> = (0..3)
+        .map(|chunk| load_chunk(&chain, chunk, four(30 + 4 * chunk as i64)))
+        .collect();
+    for engine in [&reader, &writer] {
+        assert_eq!(engine.client.load(1, 0, &loads).unwrap(), [true; 3]);
+        for block in 0..12 {
+            assert_eq!(engine.block(0, 0, 30 + block), writer.block(0, 0, 1 + block));
+        }
+    }
+    let status = place.status();
+    let clients = status["clients"].as_array().unwrap().iter();
+    let mut paths: Vec<String> = clients
+        .filter_map(|client| client["registered"]["copy_path"].as_str().map(str::to_owned))
+        .collect();
+    paths.sort();
+    assert_eq!(paths.len(), 2, "{paths:?}");
+    assert_eq!(format!("{}, 3 threads", paths[0]), paths[1]);
+
+    assert!(damage(&place, Damage::OneBit) >= 3);
+    assert_eq!(writer.client.load(1, 0, &loads).unwrap(), [false; 3]);
+    assert_eq!(writer.client.stats().corrupt_loads, 3);
+}
+
 #[test]
 fn one_flipped_bit_is_a_failed_load_and_the_object_is_gone() {
     let place = Place::with_server();

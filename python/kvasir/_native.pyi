@@ -146,11 +146,13 @@ class Client:
         heartbeat_s: float = 10.0,
         credit_bytes: int = 67108864,
         checksums: bool = True,
+        copy_threads: int = 0,
     ) -> None:
         """`kind`: "scheduler", "worker" or "tool". `engine_instance`: 16 bytes, the same in all processes of one
         engine. Tries to connect once, for at most `deadline_s`, and does not fail when the server is away or full, or when
         this process has no descriptor or thread to spare: the client then keeps trying in the background. `credit_bytes`: pool space held ahead for stores (workers).
-        `checksums`: sum what is stored, and fail loads whose bytes are not those that were stored."""
+        `checksums`: sum what is stored, and fail loads whose bytes are not those that were stored.
+        `copy_threads`: threads of a large copy; 0: as many as a measurement says is worth it."""
 
     @property
     def healthy(self) -> bool:
@@ -404,7 +406,7 @@ def parse_size(text: str) -> int:
     """Bytes of a size as `kvasir serve --pool-size` reads it (`"64MiB"`, `"1.5GB"`). ValueError if it is none."""
 
 def copy_path() -> str:
-    """Which host copy is used on this CPU: "avx2-8x64" (strips, bytes of each in turn), "avx2-4x512" or "portable"."""
+    """Which host copy this machine was found to do best, such as "avx2-4x512+avx2-ahead8" (without sums, with sums) or "portable"."""
 
 def version() -> str: ...
 def testing_corrupt_pool(socket: str, seed: int | None = None, starts: list[bytes] | None = None) -> int:

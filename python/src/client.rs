@@ -27,7 +27,7 @@ pub(crate) struct Client {
 impl Client {
     #[new]
     #[pyo3(signature = (socket, kind, name, engine_instance, deadline_s = 1.0, heartbeat_s = 10.0,
-                        credit_bytes = 64 << 20, checksums = true))]
+                        credit_bytes = 64 << 20, checksums = true, copy_threads = 0))]
     #[allow(clippy::too_many_arguments)] // keyword arguments of the Python signature
     fn new(
         py: Python<'_>,
@@ -39,6 +39,7 @@ impl Client {
         heartbeat_s: f64,
         credit_bytes: u64,
         checksums: bool,
+        copy_threads: usize,
     ) -> PyResult<Self> {
         let instance: [u8; 16] = engine_instance.try_into().map_err(|_| {
             let given = engine_instance.len();
@@ -49,6 +50,7 @@ impl Client {
         config.heartbeat = seconds("heartbeat_s", heartbeat_s)?;
         config.grant_bytes = credit_bytes;
         config.checksums = checksums;
+        config.copy_threads = copy_threads;
         let client = detached(py, || native::Client::new(config))?;
         Ok(Self { client })
     }

@@ -279,8 +279,8 @@ fn layout_fingerprint<'py>(py: Python<'py>, json: &str) -> PyResult<Bound<'py, P
 }
 
 #[pyfunction]
-fn copy_path() -> &'static str {
-    CopyEngine::detect().path().name()
+fn copy_path() -> String {
+    CopyEngine::detect().path().to_string()
 }
 
 #[pyfunction]

@@ -133,10 +133,13 @@ def test_settings_have_defaults_and_refuse_what_they_do_not_know(monkeypatch: py
     read = Settings.from_extra
     assert read({"kvasir.socket": "/a", "other.key": 1}) == Settings(("/a",))
     assert read({"kvasir.socket": ["/a", "/b"], "kvasir.store": "prompt"}) == Settings(("/a", "/b"), store="prompt")
+    for value, threads in ((None, 0), ("auto", 0), (1, 1), (16, 16)):
+        assert read({"kvasir.socket": "/a", "kvasir.copy_threads": value}).copy_threads == threads
     for wrong in (
         {"kvasir.sockets": "/a"}, {"kvasir.socket": ""}, {"kvasir.socket": []}, {"kvasir.socket": "/a", "kvasir.store": 1},
         {"kvasir.socket": "/a", "kvasir.deadline": 0}, {"kvasir.socket": "/a", "kvasir.deadline": float("nan")},
         {"kvasir.socket": "/a", "kvasir.heartbeat_interval": True}, {"kvasir.socket": "/a", "kvasir.preferred_base": 2.5},
+        {"kvasir.socket": "/a", "kvasir.copy_threads": 0}, {"kvasir.socket": "/a", "kvasir.copy_threads": "all"},
         {"kvasir.socket": ["/a", ""]}, {"kvasir.socket": ["/a", "/a"]}, {"kvasir.socket": ["/a", 1]}, {},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"kvasir\."):

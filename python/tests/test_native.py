@@ -485,7 +485,19 @@ def test_weights_identity(tmp_path):
 
 def test_versions():
     assert kvasir.__version__ == kvasir.version()
-    assert kvasir.copy_path() in ("avx2-8x64", "avx2-4x512", "portable")
+    plain, _, summed = kvasir.copy_path().partition("+")
+    assert plain in ("avx2-8x64", "avx2-4x512", "avx2-ahead8", "portable")
+    assert summed.startswith(("avx2-ahead", "avx512-ahead", "neon-ahead")) or not summed
+
+
+@pytest.mark.parametrize("name", ["portable", "avx2-4x512+avx2-ahead16", "avx2", "neon-ahead1+"])
+def test_the_environment_names_the_copy(name: str):
+    """A name that this machine cannot follow is left aside."""
+    code = "import kvasir; print(kvasir.copy_path())"
+    environment = dict(os.environ, KVASIR_COPY_PATH=name)
+    output = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    known = name == "portable" or (name.startswith("avx2-4x512+") and kvasir.copy_path() != "portable")
+    assert (output.stdout.strip() == name) == known
 
 
 def test_models_of_different_alignments_share_a_server_of_model_scope():

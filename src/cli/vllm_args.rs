@@ -164,6 +164,13 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
             "a number of seconds above 0, up to a day",
         ),
         "checksums" => expect(value.is_boolean(), "true or false"),
+        "copy_threads" => expect(
+            matches!(text(), Some("auto"))
+                || value
+                    .as_u64()
+                    .is_some_and(|count| (1..=COPY_THREADS_MAX).contains(&count)),
+            "auto or an integer above 0, up to 16",
+        ),
         "hash_threads" => expect(
             value
                 .as_u64()
@@ -189,11 +196,13 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
 const SECONDS_MAX: f64 = 86_400.0;
 const COUNT_MAX: u64 = 1 << 62;
 const THREADS_MAX: u64 = 256;
+const COPY_THREADS_MAX: u64 = 16;
 
 /// The connector's settings, without their prefix.
 pub(super) const KNOWN: &[&str] = &[
     "cache_dir",
     "checksums",
+    "copy_threads",
     "credit_bytes",
     "deadline",
     "describe_file",

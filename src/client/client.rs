@@ -17,7 +17,6 @@ use super::payload::load::LoadRequest;
 use super::payload::request::{StoreOutcome, StoreRequest};
 use super::{ClientConfig, ClientError, ClientStats, Maps};
 use crate::control::{ControlView, Counter, Health};
-use crate::copy::CopyEngine;
 use crate::index::conditions::Conditions;
 use crate::index::counters::ReuseCounters;
 use crate::keys::ChunkKey;
@@ -158,7 +157,7 @@ impl Client {
     pub fn register(&self, mut request: RegisterKvCache) -> Result<ChunkKey, ClientError> {
         let deadline = self.core.deadline();
         if self.core.config.maps == Maps::Pool {
-            request.copy_path = CopyEngine::detect().path().name().into();
+            request.copy_path = self.core.engine().to_string();
         }
         loop {
             match self.core.set_up(&Request::RegisterKvCache(request.clone())) {

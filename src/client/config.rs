@@ -39,6 +39,8 @@ pub struct ClientConfig {
     /// Sums the bytes of what is stored, and compares the bytes of what is loaded with the sum of their writer: an
     /// object that was damaged in the pool is a failed load. Costs a share of the copy's speed (docs/performance.md).
     pub checksums: bool,
+    /// Threads of a large copy, the calling one among them; 0: as many as a measurement says is worth it, one on machines with two cores.
+    pub copy_threads: usize,
 }
 
 impl ClientConfig {
@@ -58,6 +60,7 @@ impl ClientConfig {
                 ClientKind::Tool | ClientKind::Unspecified => Maps::Nothing,
             },
             checksums: true,
+            copy_threads: 0,
         }
     }
 }

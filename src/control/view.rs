@@ -25,7 +25,7 @@ use crate::shm::{Mapping, ReadOnly, ShmError};
 /// The size of the region in bytes, also where pages are larger.
 pub(crate) const CONTROL_BYTES: usize = 4096;
 /// The version of this layout. Any change to it that an older client could misread raises it.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 /// The first word of the region.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"KVASIRC1");
 

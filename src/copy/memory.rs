@@ -46,6 +46,15 @@ pub(super) struct Resolved {
     pub(super) len: usize,
 }
 
+/// A piece as addresses; without a destination it is only summed.
+#[derive(Clone, Copy)]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) struct SummedRun {
+    pub(super) src: *const u8,
+    pub(super) dst: Option<*mut u8>,
+    pub(super) len: usize,
+}
+
 /// A region that copies may read and, unless it is [read-only](Self::read_only), write.
 ///
 /// A clone is another handle to the same bytes: one for the client's copies, one for whoever fills the region.

@@ -7,15 +7,19 @@
 //!
 //! Several strips advance together, so that the memory system's queues stay full where one stream leaves
 //! them half empty. It makes no difference whether the strips are pages of one large piece or as many small
-//! pieces. How many strips, and how far one advances before the next has its turn, depends on the maker of
-//! the CPU: see [`Weave`].
+//! pieces. How many strips, and how far one advances before the next has its turn, depends on the CPU: on an AMD EPYC, changing
+//! the stream with every line makes these stores three times slower than with every 512 bytes, and on an Intel Xeon it is best. So
+//! what is taken is measured (`tune`).
 
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::{__cpuid, __m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
+use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
 use std::ptr;
 
+use super::ahead::Ahead;
+use super::lanes::{Avx2, Lanes as _};
 use super::memory::Resolved;
+use super::path::Weave;
 
 /// Most strips that advance together; sixteen gained nothing anywhere.
 const STREAMS_MAX: usize = 8;
@@ -29,41 +33,19 @@ const LINE: usize = 64;
 /// Pieces below this are copied plainly: hardly any whole line is in them.
 const STREAMED_BYTES_MIN: usize = 4 * LINE;
 
-/// How strips are interleaved. Either is correct on any CPU with AVX2; the wrong one is slow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Weave {
-    /// Eight strips, one cache line of each in turn: best on Intel.
-    EightByLine,
-    /// Four strips, 512 bytes of each in turn: best on AMD, where changing the stream with every line
-    /// makes non-temporal stores three times slower than with every 512 bytes.
-    FourByRun,
-}
-
-impl Weave {
-    /// The one for this CPU. Other makers get the AMD one, which never changes the stream often.
-    pub(super) fn detect() -> Self {
-        let id = __cpuid(0);
-        let intel = [*b"Genu", *b"ineI", *b"ntel"].map(u32::from_le_bytes);
-        if [id.ebx, id.edx, id.ecx] == intel {
-            Self::EightByLine
-        } else {
-            Self::FourByRun
-        }
-    }
-}
-
 /// Copies all pieces and fences.
 ///
 /// # Safety
 ///
 /// The CPU has AVX2. Every piece is valid for reads of `len` bytes at `src` and for writes at `dst`, and no
 /// byte of any `src` is a byte of any `dst`.
-pub(super) unsafe fn copy(weave: Weave, pieces: impl Iterator<Item = Resolved>) {
+pub(super) unsafe fn copy(weave: Weave, pieces: impl Iterator<Item = Resolved> + Clone) {
     // SAFETY: the contract is passed on unchanged.
     unsafe {
         match weave {
             Weave::EightByLine => copy_woven::<8, LINE>(pieces),
             Weave::FourByRun => copy_woven::<4, 512>(pieces),
+            Weave::Ahead => copy_ahead(pieces),
         }
     }
 }
@@ -83,9 +65,7 @@ unsafe fn copy_woven<const STREAMS: usize, const RUN: usize>(pieces: impl Iterat
             unsafe { ptr::copy_nonoverlapping(src, dst, len) };
             continue;
         }
-        let head = dst.addr().wrapping_neg() % LINE;
-        let body = (len - head) / LINE * LINE;
-        let tail = len - head - body;
+        let (head, body, tail) = cut(dst, len);
         // SAFETY: head + body + tail = len, so all three ranges are inside the piece; `dst + head` is
         // aligned to a line by the choice of `head`.
         unsafe {
@@ -96,6 +76,51 @@ unsafe fn copy_woven<const STREAMS: usize, const RUN: usize>(pieces: impl Iterat
     }
     // SAFETY: only `push_body` adds strips.
     unsafe { strips.finish() };
+    _mm_sfence();
+}
+
+/// How much of a piece comes before its whole destination lines, is of them, and comes after.
+fn cut(dst: *mut u8, len: usize) -> (usize, usize, usize) {
+    let head = dst.addr().wrapping_neg() % LINE;
+    let body = (len - head) / LINE * LINE;
+    (head, body, len - head - body)
+}
+
+/// [`copy`] of one line after the other, while lines of the next eight strips are fetched.
+///
+/// # Safety
+///
+/// As for [`copy`].
+#[target_feature(enable = "avx2")]
+unsafe fn copy_ahead(pieces: impl Iterator<Item = Resolved> + Clone) {
+    let mut ahead = Ahead::<_, 8>::new::<Avx2>(pieces.clone().map(|piece| (piece.src, piece.len)));
+    for Resolved { src, dst, len } in pieces {
+        if len < STREAMED_BYTES_MIN {
+            (0..len.div_ceil(LINE)).for_each(|_| ahead.step::<Avx2>());
+            // SAFETY: the caller vouches for the piece.
+            unsafe { ptr::copy_nonoverlapping(src, dst, len) };
+            continue;
+        }
+        let (head, body, tail) = cut(dst, len);
+        // SAFETY: head + body + tail = len, so all ranges are inside the piece; `dst + head` is aligned to a line by the choice
+        // of `head`, and the body is whole lines.
+        unsafe {
+            ptr::copy_nonoverlapping(src, dst, head);
+            let (src_lines, dst_lines, many) = (src.add(head), dst.add(head), body / (16 * LINE) * 16);
+            for first in (0..many).step_by(16) {
+                for step in 0..16 {
+                    ahead.step_of_many::<Avx2>(step);
+                    let at = (first + step) * LINE;
+                    Avx2::load(src_lines.add(at)).stream(dst_lines.add(at));
+                }
+            }
+            for at in (many * LINE..body).step_by(LINE) {
+                ahead.step::<Avx2>();
+                Avx2::load(src_lines.add(at)).stream(dst_lines.add(at));
+            }
+            ptr::copy_nonoverlapping(src.add(head + body), dst.add(head + body), tail);
+        }
+    }
     _mm_sfence();
 }
 

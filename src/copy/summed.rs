@@ -1,12 +1,8 @@
 //! Plans of copies whose bytes are summed on their way.
 //!
 //! Every byte is read once, and what was read is both summed and written. So a sum is of exactly the bytes that arrived, whoever else
-//! writes the source meanwhile. Where there is AVX2, registers are summed and written (`fused`); elsewhere the bytes go through a stage
-//! (`staged`).
-
-use std::hash::Hasher;
-
-use twox_hash::XxHash3_64;
+//! writes the source meanwhile. Where there are vectors for it, registers are summed and written (`fused`); elsewhere the bytes go through
+//! a stage (`staged`).
 
 use super::error::{CopyError, Side};
 use super::memory::{HostMemory, Span};
@@ -66,6 +62,15 @@ impl SummedPlan {
         self.ends.push(self.pieces.len());
     }
 
+    /// The bytes of each part.
+    pub(super) fn part_bytes(&self) -> impl Iterator<Item = u64> + Clone {
+        let firsts = std::iter::once(0).chain(self.ends.iter().copied());
+        firsts.zip(&self.ends).map(|(first, &end)| {
+            let pieces = &self.pieces[first..end];
+            pieces.iter().map(|piece| piece.len).sum()
+        })
+    }
+
     /// The same copy without sums.
     pub fn unsummed(&self) -> CopyPlan {
         let mut plan = CopyPlan::with_capacity(self.pieces.len());
@@ -85,26 +90,5 @@ impl SummedPlan {
         }
         // What is refused without sums is refused with them.
         self.unsummed().check(src, dst)
-    }
-}
-
-/// The checksum of a part (docs/shm-layout.md, "Pool"): XXH3-64 with seed 0, and 1 where that is 0.
-#[derive(Default)]
-pub struct Checksum(XxHash3_64);
-
-impl Checksum {
-    /// Of no bytes yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds the next bytes.
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.write(bytes);
-    }
-
-    /// The checksum. Never 0, which stands for "not computed".
-    pub fn value(&self) -> u64 {
-        self.0.finish().max(1)
     }
 }

@@ -23,7 +23,7 @@ const PRIME64_5: u64 = 0x27D4_EB2F_1656_67C5;
 const PRIME_MIX: u64 = 0x1656_6791_9E37_79F9;
 
 /// Where the secret of the last stripe begins, and of the end of the sum.
-const LAST_SECRET: usize = 121;
+pub(super) const LAST_SECRET: usize = 121;
 const END_SECRET: usize = 11;
 /// Where the secret of a scramble begins.
 pub(super) const SCRAMBLE_SECRET: usize = 128;
@@ -74,9 +74,13 @@ impl Accumulators {
         }
     }
 
-    /// The sum of a stream of `len` bytes, of which these are the last 64.
-    pub(super) fn finish(mut self, last: &[u8; STRIPE_BYTES], len: u64) -> u64 {
+    /// Adds the last 64 bytes of the stream.
+    pub(super) fn add_last(&mut self, last: &[u8; STRIPE_BYTES]) {
         self.accumulate(last, LAST_SECRET);
+    }
+
+    /// The sum of a stream of `len` bytes, of which the last 64 have been added.
+    pub(super) fn finish(self, len: u64) -> u64 {
         let mut sum = len.wrapping_mul(PRIME64_1);
         for (index, pair) in self.lanes.chunks_exact(2).enumerate() {
             let at = END_SECRET + 16 * index;
@@ -131,9 +135,9 @@ mod tests {
             for stripe in bytes.chunks_exact(STRIPE_BYTES).take(stripes) {
                 sum.add(stripe.try_into().unwrap());
             }
-            let last = bytes[len - STRIPE_BYTES..len].try_into().unwrap();
+            sum.add_last(bytes[len - STRIPE_BYTES..len].try_into().unwrap());
             assert_eq!(
-                sum.finish(&last, len as u64),
+                sum.finish(len as u64),
                 XxHash3_64::oneshot(&bytes[..len]),
                 "{len} bytes"
             );

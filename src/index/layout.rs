@@ -5,7 +5,7 @@ use crate::object::{FRAME_BYTES, ObjectId};
 use crate::shm::mapping::{Access, Mapping};
 
 /// Version of the layout of the pool's regions.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 /// First word of the region.
 pub const INDEX_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRI1");
 const HEADER: usize = 4096;

@@ -3029,7 +3029,7 @@ pub mod kvasir {
                 }
             }
 
-            /// XXH3-64 of the part's bytes in their order, 1 if that is 0; 0: not computed, and readers cannot check.
+            /// Sum of the part's bytes in their order (docs/shm-layout.md, "Pool"); 0: not computed, and readers cannot check.
             pub fn checksum(&self) -> u64 {
                 let mut mem =
                     ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();

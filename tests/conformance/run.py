@@ -19,6 +19,7 @@ import cache
 import flat
 import golden
 import keys_golden
+import sums_golden
 import refusals
 import script
 from client import F_GET_SEALS, REPLIES, REPLY, REQUEST, REQUESTS, ROOT, SEAL_EXEC, SEALS, Client, fcntl, status, table
@@ -101,6 +102,7 @@ def child(part: str, path: str) -> None:
 
 def main() -> None:
     keys_golden.main()
+    sums_golden.main()
     golden_frames()
     golden.main()
     documents()

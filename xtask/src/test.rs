@@ -136,7 +136,9 @@ fn python_tests() -> Result<()> {
     let environment = Environment::ensure(TEST_VENV.as_ref())?;
     environment.pip_install(TEST_TOOLS)?;
     environment.install_kvasir()?;
-    command::run(program(environment.python()).arg("tests/keys_golden.py"))?;
+    for vectors in ["tests/keys_golden.py", "tests/sums_golden.py"] {
+        command::run(program(environment.python()).arg(vectors))?;
+    }
     conformance(&environment)?;
     // They wait for processes and sockets about half of their time, and have servers of their own.
     pytest(&environment, "python/tests", &["--numprocesses=4"])

@@ -169,6 +169,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             self._settings.heartbeat_interval,
             self._settings.credit_bytes,
             self._settings.checksums,
+            self._settings.copy_threads,
         )
 
     def _negotiate(self, block_size: int | None) -> None:

@@ -44,6 +44,17 @@ def _threads(key: str, value: Any) -> int:
     return value
 
 
+COPY_THREADS_MAX = 16
+
+
+def _copy_threads(key: str, value: Any) -> int:
+    if value == "auto":
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= COPY_THREADS_MAX:
+        raise ValueError(f"{key} is {value!r}; it has to be \"auto\" or an integer above 0, up to {COPY_THREADS_MAX}")
+    return value
+
+
 def _bytes(key: str, value: Any) -> int:
     """A size, as a number or as it is written on the command line of the server."""
     if isinstance(value, str):
@@ -107,6 +118,8 @@ class Settings:
     """Threads that read weights to know what they are; 0: half of the machine's, from 2 to 8."""
     checksums: bool = True
     """Sum what is stored, and fail loads whose bytes are not those that were stored."""
+    copy_threads: int = 0
+    """Threads of a large copy, the calling one among them; 0: as many as a measurement says is worth it."""
     describe_file: str | None = None
     """Where the first rank writes the engine's description, which `kvasir doctor --engine` reads; None: nowhere."""
     stores: bool = True
@@ -155,5 +168,6 @@ _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "kvasir.cache_dir": ("cache_dir", _text),
     "kvasir.hash_threads": ("hash_threads", _threads),
     "kvasir.checksums": ("checksums", _flag),
+    "kvasir.copy_threads": ("copy_threads", _copy_threads),
     "kvasir.describe_file": ("describe_file", _text),
 }

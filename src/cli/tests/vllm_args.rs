@@ -70,6 +70,7 @@ fn text_stays_text_and_numbers_are_numbers() {
         "deadline=0.5",
         "credit_bytes=1MiB",
         "checksums=false",
+        "copy_threads=auto",
         "kvasir.store=all",
     ];
     let document = document(&args(&settings)).unwrap();
@@ -81,6 +82,7 @@ fn text_stays_text_and_numbers_are_numbers() {
             "kvasir.deadline": 0.5,
             "kvasir.credit_bytes": 1_048_576,
             "kvasir.checksums": false,
+            "kvasir.copy_threads": "auto",
             "kvasir.store": "all",
         })
     );
@@ -111,6 +113,9 @@ fn what_the_connector_would_refuse_is_refused() {
         "preferred_base=256.0",
         "preferred_base=-1",
         "checksums=off",
+        "copy_threads=0",
+        "copy_threads=17",
+        "copy_threads=all",
         "credit_bytes=64X",
         "credit_bytes=0MiB",
         "describe_file=",

@@ -11,6 +11,7 @@ use super::wake::Wake;
 use super::wanted::{Registered, Wanted};
 use crate::client::memory::KvMemory;
 use crate::client::{ClientConfig, ClientError};
+use crate::copy::CopyEngine;
 use crate::index::conditions::Conditions;
 use crate::index::counters::ReuseCounters;
 use crate::shm::atfork::process_generation;
@@ -75,6 +76,15 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// What copies payload. Whoever asks first in a process waits some milliseconds for a measurement, so a registration does.
+    pub(crate) fn engine(&self) -> CopyEngine {
+        let engine = CopyEngine::detect();
+        match self.config.copy_threads {
+            0 => engine.with_measured_threads(),
+            threads => engine.with_threads(threads),
+        }
+    }
+
     pub(crate) fn new(config: ClientConfig) -> Self {
         Self {
             config,

@@ -111,7 +111,8 @@ impl Core {
         let ids = requests.iter().map(|request| request.id).collect();
         let (found, session) = self.retrieve(registered, label, part, ids)?;
         let sums = self.config.checksums;
-        let copied = scatter(&session, &found, requests, holdings, memory, sums);
+        let engine = self.engine();
+        let copied = scatter(engine, &session, &found, requests, holdings, memory, sums);
         let loaded = copied.map(|copied| self.verify(&session, &found, &copied));
         // Whatever became of the copy, the pin goes back.
         let loaded_now = loaded.as_deref().unwrap_or_default();
@@ -191,6 +192,7 @@ fn discard(
 
 /// Copies what is there with one plan.
 fn scatter(
+    engine: CopyEngine,
     session: &Session,
     found: &RetrieveAnswer,
     requests: &[LoadRequest],
@@ -209,7 +211,6 @@ fn scatter(
             memory.scatter(&mut plan, object, holding, &request.blocks, &mut cursor);
         }
     }
-    let engine = CopyEngine::detect();
     let mut checksums = Vec::new();
     if sums {
         checksums = engine.execute_summed(&plan, pool.memory(), memory.regions())?;

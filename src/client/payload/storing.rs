@@ -14,7 +14,7 @@ use crate::client::link::session::{PoolSide, Session};
 use crate::client::link::wanted::Registered;
 use crate::client::memory::KvMemory;
 use crate::control::Counter;
-use crate::copy::{CopyEngine, SummedPlan};
+use crate::copy::SummedPlan;
 use crate::geometry::ObjectKind;
 use crate::keys::{ChunkKey, KeyHashing};
 use crate::object::{CommitRequest, Extent, GrantRequest, ObjectId, StoreItem};
@@ -358,7 +358,7 @@ impl<'a> Storing<'a> {
             }
         }
         // The copy ends in a store fence, so the commit finds all bytes in place.
-        let engine = CopyEngine::detect();
+        let engine = self.core.engine();
         let checksums = match self.core.config.checksums {
             true => engine.execute_summed(&plan, self.memory.regions(), pool.memory()),
             false => engine

@@ -165,17 +165,6 @@ fn a_summed_copy_of_bytes_that_it_also_writes_is_refused_as_any_other() {
     assert_eq!(engine.execute(&plan.unsummed(), &memory, &memory), Err(error));
 }
 
-#[test]
-fn the_checksum_is_xxh3_and_never_zero() {
-    // From the reference implementation's own test vectors: XXH3-64 of nothing, seed 0.
-    assert_eq!(Checksum::new().value(), 0x2D06_8005_38D3_94C2);
-    let (mut one, mut two) = (Checksum::new(), Checksum::new());
-    one.update(b"abcdef");
-    two.update(b"abc");
-    two.update(b"def");
-    assert_eq!(one.value(), two.value(), "however the bytes come");
-}
-
 /// Executes `plan` on every path and compares whole regions with a copy by slices.
 fn check_against_naive(plan: &CopyPlan, src: &[Vec<u8>], dst: &[Vec<u8>]) {
     let mut want = dst.to_vec();
@@ -221,19 +210,90 @@ fn laid_out(pieces: &[(usize, usize, usize)], src_len: usize) -> (CopyPlan, usiz
 }
 
 #[test]
-fn avx2_is_taken_where_the_machine_has_it() {
-    let detected = CopyEngine::detect().path();
+fn every_way_of_this_machine_is_tested() {
+    let paths: Vec<String> = engines().iter().map(|engine| engine.path().to_string()).collect();
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") && !cfg!(miri) {
-        assert_ne!(detected, CopyPath::Portable);
-        let names: Vec<&str> = CopyEngine::all()
-            .iter()
-            .map(|engine| engine.path().name())
-            .collect();
-        assert_eq!(names, ["portable", "avx2-8x64", "avx2-4x512"]);
+        let mut names = vec!["avx2-4x512", "avx2-8x64", "avx2-ahead8", "portable+"];
+        names.extend([
+            "+avx2-ahead0",
+            "+avx2-ahead4",
+            "+avx2-ahead8",
+            "+avx2-ahead16",
+            "+portable",
+        ]);
+        if std::arch::is_x86_feature_detected!("avx512dq") {
+            names.extend([
+                "+avx512-ahead0",
+                "+avx512-ahead4",
+                "+avx512-ahead8",
+                "+avx512-ahead16",
+            ]);
+        }
+        for name in names {
+            assert!(
+                paths.iter().any(|path| path.contains(name)),
+                "{name} of {paths:?}"
+            );
+        }
         return;
     }
-    assert_eq!(detected, CopyPath::Portable);
+    #[cfg(target_arch = "aarch64")]
+    if !cfg!(miri) {
+        assert!(
+            paths.iter().any(|path| path.contains("+neon-ahead8")),
+            "{paths:?}"
+        );
+        return;
+    }
+    assert_eq!(paths, ["portable"]);
+}
+
+/// Copies that are large enough for several threads come out as those of one do, with the sums of one.
+#[test]
+fn copies_by_several_threads_are_those_of_one() {
+    const LEN: usize = (9 << 20) + 4097;
+    let source = region(&pattern(LEN, 5));
+    for piece in [4097, 16 << 10, 1 << 20] {
+        let (mut plan, mut at) = (SummedPlan::new(), 0);
+        // Parts of different lengths, none of them a multiple of a leaf, so that shares begin inside parts and pieces.
+        for part in [3 << 20, 17, (5 << 20) + 656, LEN] {
+            let mut left = part.min(LEN - at as usize);
+            while left > 0 {
+                let len = left.min(piece);
+                plan.push(
+                    Span::new(0, at),
+                    Some(Span::new(0, at + at / piece as u64)),
+                    len as u64,
+                );
+                (at, left) = (at + len as u64, left - len);
+            }
+            plan.end_part();
+        }
+        let target = || [region(&vec![0xee; LEN + LEN / piece + 1])];
+        let src = [source.clone()];
+        for engine in engines()
+            .into_iter()
+            .filter(|engine| engine.path().to_string().contains("ahead8"))
+        {
+            let one = target();
+            let sums = engine.execute_summed(&plan, &src, &one).unwrap();
+            for threads in [2, 3, 16] {
+                let (summed, plain) = (target(), target());
+                let engine = engine.with_threads(threads);
+                assert_eq!(engine.execute_summed(&plan, &src, &summed).unwrap(), sums);
+                engine.execute(&plan.unsummed(), &src, &plain).unwrap();
+                assert!(
+                    contents(&summed[0]) == contents(&one[0]),
+                    "{threads} threads, pieces of {piece}"
+                );
+                assert!(
+                    contents(&plain[0]) == contents(&one[0]),
+                    "{threads} threads, pieces of {piece}"
+                );
+            }
+        }
+    }
 }
 
 #[test]
