@@ -17,11 +17,18 @@ mod report;
 const ARENA: usize = 512 << 20;
 const OBJECT: usize = 2 << 20;
 const SLOTS: usize = ARENA / OBJECT;
-const METHODS: usize = 4;
-const CASES: [(&str, usize); 3] = [
+const CASES: [(&str, usize); 4] = [
     ("contiguous_2MiB", OBJECT),
     ("gather_64KiB", 64 << 10),
+    ("gather_16KiB", 16 << 10),
     ("gather_4KiB", 4 << 10),
+];
+/// Ways to copy without a checksum; those that this machine cannot are left out.
+const PLAIN: [&str; 4] = [
+    "portable",
+    "avx2-4x512+portable",
+    "avx2-8x64+portable",
+    "avx2-ahead8+portable",
 ];
 
 /// The same amount of memory twice: as slices, and as regions for the engine.
@@ -82,14 +89,19 @@ enum Method {
 }
 
 impl Method {
-    fn all() -> [(String, Self); METHODS] {
-        let engine = |engine: CopyEngine| (engine.path().to_string(), Self::Engine(engine));
-        [
-            ("copy_from_slice".into(), Self::CopyFromSlice),
-            engine(CopyEngine::portable()),
-            engine(CopyEngine::detect()),
-            ("with_checksum".into(), Self::Summed(CopyEngine::detect())),
-        ]
+    fn all() -> Vec<(String, Self)> {
+        let detected = CopyEngine::detect();
+        println!("this machine copies by {detected}");
+        let plains = PLAIN.map(|name| CopyEngine::on(name.parse().expect("a name")));
+        let plain = |engine: CopyEngine| {
+            let path = engine.path().to_string();
+            let name = path.split('+').next().unwrap_or_default().to_owned();
+            (name, Self::Engine(engine))
+        };
+        let mut all = vec![("copy_from_slice".into(), Self::CopyFromSlice)];
+        all.extend(plains.into_iter().flatten().map(plain));
+        all.push(("with_checksum".into(), Self::Summed(detected)));
+        all
     }
 
     fn run(self, arenas: &mut Arenas, plan: &Plan) {
@@ -145,26 +157,74 @@ fn ratios(arenas: &mut Arenas, report: &mut Report) {
         "\nGB/s, medians of {} alternating 2 MiB objects over 512 MiB arenas",
         3 * SLOTS
     );
+    let methods = Method::all();
     for (case, piece) in CASES {
         let plans = plans(piece);
-        let methods = Method::all();
-        let mut times = [const { Vec::new() }; METHODS];
+        let mut times = vec![Vec::new(); methods.len()];
         for round in 0..3 * SLOTS {
             for (index, ((_, method), times)) in methods.iter().zip(&mut times).enumerate() {
-                // Methods stay a quarter of the arena apart: none finds what another has just touched.
-                let plan = &plans[(round + index * SLOTS / METHODS) % SLOTS];
+                // Methods stay a part of the arena apart: none finds what another has just touched.
+                let plan = &plans[(round + index * SLOTS / methods.len()) % SLOTS];
                 let start = Instant::now();
                 method.run(arenas, plan);
                 times.push(start.elapsed());
             }
         }
-        let rates = times.map(gigabytes_per_second);
-        for ((name, _), rate) in methods.iter().zip(rates) {
+        let rates: Vec<f64> = times.into_iter().map(gigabytes_per_second).collect();
+        for ((name, _), &rate) in methods.iter().zip(&rates) {
             report.figure(format!("{case}/{name}"), rate, "GB/s");
             let ratio = report.ratio(format!("{case}/{name} of copy_from_slice"), rate, rates[0]);
             println!("{case:>16} {name:>16}: {rate:>6.2} GB/s, ratio {ratio:.2}");
         }
+        let (summed, plain) = rates.split_last().expect("there are methods");
+        let best = plain.iter().copied().fold(0.0, f64::max);
+        let ratio = report.ratio(
+            format!("{case}/with_checksum of the best plain copy"),
+            *summed,
+            best,
+        );
+        println!("{case:>16} with checksum, of the best plain copy: {ratio:.2}");
     }
+}
+
+/// What the bytes of a 32 MiB object cost in time of processors and of the clock, by one thread and by two.
+fn threads(arenas: &Arenas, report: &mut Report) {
+    const LARGE: usize = 32 << 20;
+    let mut plans = Vec::new();
+    for object in 0..ARENA / LARGE {
+        let mut plan = SummedPlan::new();
+        for page in 0..LARGE >> 16 {
+            let to = (object * LARGE + (page << 16)) as u64;
+            let from = (((to >> 16) * 0x9e37_79b1) % (ARENA as u64 >> 16)) << 16;
+            plan.push(Span::new(0, from), Some(Span::new(0, to)), 1 << 16);
+        }
+        plan.end_part();
+        plans.push(plan);
+    }
+    let (mut clock, mut processors) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    for round in 0..3 * plans.len() {
+        for count in [1, 2] {
+            let engine = CopyEngine::detect().with_threads(count);
+            let plan = &plans[(round + count * plans.len() / 2) % plans.len()];
+            let (start, used) = (Instant::now(), processor_time());
+            engine
+                .execute_summed(plan, &arenas.regions.0, &arenas.regions.1)
+                .expect("plan fits the arenas");
+            processors[count - 1].push(processor_time() - used);
+            clock[count - 1].push(start.elapsed());
+        }
+    }
+    let [one, two] = clock.map(report::median);
+    let time = report.ratio("32MiB/time by two threads of one", two, one);
+    let [one, two] = processors.map(report::median);
+    let cost = report.ratio("32MiB/cost by two threads of one", two, one);
+    println!("32 MiB with checksum, two threads of one: time {time:.2}, processors' time {cost:.2}");
+}
+
+/// Of all threads of this process.
+fn processor_time() -> Duration {
+    let clock = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID;
+    nix::time::clock_gettime(clock).expect("a clock").into()
 }
 
 fn main() {
@@ -173,6 +233,7 @@ fn main() {
     let mut report = Report::new("copy");
     if report.is_wanted() {
         ratios(&mut arenas, &mut report);
+        threads(&arenas, &mut report);
     }
     report.finish();
 }

@@ -30,10 +30,16 @@ const ARENA: u64 = 512 << 20;
 const POOL: &str = "1GiB";
 const BLOCK: u64 = 16;
 const CHUNK: u64 = 256;
-const PAGE: u64 = 64 << 10;
 const BLOCKS_PER_CHUNK: u64 = CHUNK / BLOCK;
-/// Layers that make an object of 2 MiB and one of 32 MiB.
-const LAYERS: [u64; 2] = [2, 32];
+/// Bytes of a page, and the layers that make an object of 2 MiB and one of 32 MiB.
+const SHAPES: [(u64, u64); 6] = [
+    (64 << 10, 2),
+    (64 << 10, 32),
+    (16 << 10, 8),
+    (16 << 10, 128),
+    (4 << 10, 32),
+    (4 << 10, 512),
+];
 const ROUNDS: usize = 21;
 
 /// Ends with the value.
@@ -86,6 +92,7 @@ fn touched() -> Arc<Mapping<ReadWrite>> {
 /// One engine whose objects have some number of layers.
 struct Engine {
     client: Client,
+    page: u64,
     layers: u64,
     blocks: u64,
     /// The same memory as the client's, and as much again, for copies without a server.
@@ -109,15 +116,15 @@ fn negotiation() -> Negotiate {
 }
 
 impl Engine {
-    fn new(socket: &Path, layers: u64) -> Self {
+    fn new(socket: &Path, page: u64, layers: u64) -> Self {
         let client = client(socket, ClientKind::Worker);
-        let blocks = ARENA / (layers * PAGE);
+        let blocks = ARENA / (layers * page);
         let memory = touched();
         let pages = (0..layers).map(|layer| LayerPages {
             region: 0,
-            offset: layer * blocks * PAGE,
-            block_stride: PAGE,
-            page_bytes: PAGE,
+            offset: layer * blocks * page,
+            block_stride: page,
+            page_bytes: page,
         });
         let pages = ObjectGroupPages {
             group: 0,
@@ -130,10 +137,11 @@ impl Engine {
         client.set_memory(KvMemory::new(regions, vec![pages], blocks).expect("a layout"));
         client.negotiate(negotiation()).expect("a chunk size");
         client
-            .register(registration(layers, blocks))
+            .register(registration(page, layers, blocks))
             .expect("a registration");
         Self {
             client,
+            page,
             layers,
             blocks,
             source: [HostMemory::mapped(memory)],
@@ -144,7 +152,7 @@ impl Engine {
     }
 
     fn bytes(&self) -> u64 {
-        self.layers * BLOCKS_PER_CHUNK * PAGE
+        self.layers * BLOCKS_PER_CHUNK * self.page
     }
 
     /// The next object: a key of its own, and blocks that were not used for long.
@@ -154,7 +162,7 @@ impl Engine {
         // The index takes its hash from the key's bytes, which real keys fill with noise.
         for (i, word) in key.chunks_mut(8).enumerate() {
             // Engines of different sizes share the server, so their keys have to differ.
-            let number = (self.layers << 40) + self.step * 4 + i as u64;
+            let number = (self.layers << 40) + (self.page << 42) + self.step * 4 + i as u64;
             let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
             word.copy_from_slice(&(mixed ^ (mixed >> 29)).to_le_bytes());
         }
@@ -211,8 +219,8 @@ impl Engine {
         let mut pages = Vec::new();
         for block in self.block_ids() {
             for layer in 0..self.layers {
-                let from = (layer * self.blocks + block as u64) * PAGE;
-                pages.push((from, object + pages.len() as u64 * PAGE));
+                let from = (layer * self.blocks + block as u64) * self.page;
+                pages.push((from, object + pages.len() as u64 * self.page));
             }
         }
         pages
@@ -223,7 +231,7 @@ impl Engine {
         let begin = Instant::now();
         let mut plan = CopyPlan::new();
         for (from, to) in pages {
-            plan.push(Span::new(0, from), Span::new(0, to), PAGE);
+            plan.push(Span::new(0, from), Span::new(0, to), self.page);
         }
         CopyEngine::detect()
             .execute(&plan, &self.source, &self.target)
@@ -236,17 +244,17 @@ impl Engine {
         let (source, target) = &mut self.slices;
         let begin = Instant::now();
         for (from, to) in pages {
-            let (from, to, page) = (from as usize, to as usize, PAGE as usize);
+            let (from, to, page) = (from as usize, to as usize, self.page as usize);
             target[to..to + page].copy_from_slice(&source[from..from + page]);
         }
         begin.elapsed()
     }
 }
 
-fn registration(layers: u64, blocks: u64) -> RegisterKvCache {
+fn registration(page: u64, layers: u64, blocks: u64) -> RegisterKvCache {
     RegisterKvCache {
         domain: Domain {
-            model: format!("bench/{layers}"),
+            model: format!("bench/{page}/{layers}"),
             weights_id: vec![1; 32],
             kv_dtype: "bfloat16".into(),
             fingerprint: vec![2; 32],
@@ -264,7 +272,7 @@ fn registration(layers: u64, blocks: u64) -> RegisterKvCache {
             kind: ObjectKind::Full,
             parts: 1,
             part: 0,
-            unit_bytes: layers * PAGE,
+            unit_bytes: layers * page,
         }],
         layers: layers as u32,
         blocks,
@@ -307,14 +315,15 @@ fn ratios(engine: &mut Engine, report: &mut Report) {
         engine.bytes() as f64 / seconds / f64::from(1 << 30)
     });
     println!(
-        "{:>2} MiB: store {:.2} GiB/s, retrieve {:.2}, copy engine {:.2}, copy_from_slice {:.2}",
+        "{:>2} MiB of {} KiB pages: store {:.2} GiB/s, retrieve {:.2}, copy engine {:.2}, copy_from_slice {:.2}",
         bytes >> 20,
+        engine.page >> 10,
         gib(store),
         gib(retrieve),
         gib(copy),
         gib(slice)
     );
-    let size = format!("{}MiB", bytes >> 20);
+    let size = format!("{}MiB of {}KiB", bytes >> 20, engine.page >> 10);
     let mut figure = |name: &str, seconds: f64| {
         report.figure(format!("{size}/{name}"), gib(seconds), "GiB/s");
         let mut against =
@@ -347,11 +356,11 @@ fn main() {
     let _server = start(&socket);
     let mut criterion = Criterion::default().configure_from_args().sample_size(10);
     let mut report = Report::new("transfer");
-    for layers in LAYERS {
-        let mut engine = Engine::new(&socket, layers);
+    for (page, layers) in SHAPES {
+        let mut engine = Engine::new(&socket, page, layers);
         let mut group = criterion.benchmark_group("transfer");
         group.throughput(Throughput::Bytes(engine.bytes()));
-        let size = format!("{}MiB", engine.bytes() >> 20);
+        let size = format!("{}MiB of {}KiB", engine.bytes() >> 20, page >> 10);
         group.bench_function(BenchmarkId::new("store", &size), |bencher| {
             bencher.iter_custom(|count| (0..count).map(|_| engine.store().1).sum());
         });
