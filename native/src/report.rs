@@ -38,7 +38,7 @@ pub unsafe extern "C" fn kvasir_get_capabilities(capabilities: *mut kvasir_capab
         let place = unsafe { StructPlace::new(capabilities, "capabilities") }?;
         static COPY_PATH: OnceLock<CString> = OnceLock::new();
         let copy_path = COPY_PATH.get_or_init(|| {
-            let name = CopyEngine::detect().path().name();
+            let name = CopyEngine::detect().path().to_string();
             CString::new(name).unwrap_or_default()
         });
         place.write(&kvasir_capabilities {
