@@ -2,6 +2,7 @@
 //! change has to pass; both install what they need under the repository (`.venv-*`, `target/`).
 
 mod abi;
+mod bench;
 mod circles;
 mod codegen;
 mod command;
@@ -15,6 +16,7 @@ mod licence;
 mod native;
 mod needs;
 mod paths;
+mod peer_env;
 mod places;
 mod python;
 mod sources;
@@ -41,6 +43,8 @@ enum Task {
     Demo(demo::Options),
     /// Run every check: format, layers, dependencies, generated code, lints, docs, Rust, C, loom, Python, vLLM
     Test(test::Options),
+    /// Run every bench, and the head-to-head with a peer; writes docs/benchmarks.md and its charts
+    Bench(bench::Options),
     /// Regenerate the flatbuffers code from schema/ and the C header from native/src
     Codegen(codegen::Options),
     /// Build the C libraries and install them with their header, for pkg-config and CMake
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Demo(options) => demo::run(&options),
         Task::Test(options) => test::run(&options),
+        Task::Bench(options) => bench::run(&options),
         Task::Codegen(options) => codegen::run(options.check),
         Task::Install(options) => install::run(&options),
         Task::Layers => structure::run().and_then(|()| features::run()),
