@@ -26,8 +26,8 @@ const CHUNKS: u64 = 16;
 const CLIENTS: [usize; 4] = [1, 2, 4, 8];
 const KINDS: [&str; 3] = ["lookup", "store", "load"];
 /// Tells this program that it is one of the clients: the socket, and its number.
-const SOCKET: &str = "KVASIR_BENCH_SOCKET";
-const NUMBER: &str = "KVASIR_BENCH_NUMBER";
+const SOCKET: &str = "BENCH_SOCKET";
+const NUMBER: &str = "BENCH_NUMBER";
 
 /// One client: `KIND SECONDS` on a line asks for calls, and the answer is calls per second, median and 99th percentile.
 fn be_client(socket: &Path, number: u8) {
@@ -117,7 +117,7 @@ impl Clients {
 }
 
 fn ratios(report: &mut Report) {
-    let quick = std::env::var_os("KVASIR_BENCH_QUICK").is_some();
+    let quick = std::env::var_os("BENCH_QUICK").is_some();
     let seconds = if quick { 0.3 } else { 3.0 };
     let server = Server::ready(POOL);
     let mut idle = [0.0; KINDS.len()];

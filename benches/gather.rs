@@ -115,7 +115,7 @@ impl Arenas {
 
 fn ratios(arenas: &mut Arenas, piece: usize, gathers: &[Gather], report: &mut Report) {
     let mut times = [const { vec![] }; METHODS.len()];
-    let rounds = if std::env::var_os("KVASIR_BENCH_QUICK").is_some() {
+    let rounds = if std::env::var_os("BENCH_QUICK").is_some() {
         1
     } else {
         5

@@ -2,7 +2,7 @@
 //!
 //! python/benches/lmcache_peer.py asks the peer the same: chunks of 256 tokens, the same bytes per chunk, the same number of
 //! chunks per call, and every byte is copied by the client in both. A figure has the same name in both files.
-//! `KVASIR_BENCH_QUICK` set to anything takes fewer rounds.
+//! `BENCH_QUICK` set to anything takes fewer rounds.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -37,7 +37,7 @@ const ARENA: u64 = 512 << 20;
 /// Chunks of a store or load whose throughput is measured.
 const CHUNKS: u64 = 16;
 /// Tells this program that it is one of several clients: the socket.
-const CLIENT: &str = "KVASIR_BENCH_CLIENT";
+const CLIENT: &str = "BENCH_CLIENT";
 
 /// How often things are done.
 struct Rounds {
@@ -50,7 +50,7 @@ struct Rounds {
 
 impl Rounds {
     fn asked() -> Self {
-        if std::env::var_os("KVASIR_BENCH_QUICK").is_some() {
+        if std::env::var_os("BENCH_QUICK").is_some() {
             return Self {
                 exchanges: 200,
                 calls: 20,

@@ -19,8 +19,9 @@ const GEOMETRY: &str = include_str!("../docs/geometry.md");
 const VLLM: &str = include_str!("../docs/vllm.md");
 
 /// Beginnings of commands that are not run here, and why.
-const NOT_RUN: [(&str, &str); 12] = [
+const NOT_RUN: [(&str, &str); 13] = [
     ("cargo xtask demo", "builds vLLM; the gate runs it"),
+    ("cargo xtask bench", "measures for minutes, in a quiet hour"),
     ("cargo xtask test", "it is what runs this test"),
     (
         "kvasir conform",

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
 /// Tokens of a block, and of a chunk.
 pub const BLOCK: u64 = 16;
 pub const CHUNK: u64 = 256;
+/// How long a server may take to answer, and to make its pool present.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Blocks of a chunk.
 pub const BLOCKS: u64 = CHUNK / BLOCK;
 
@@ -39,6 +42,11 @@ impl Server {
             .arg("--socket")
             .arg(directory.path().join("k.sock"));
         command.args(["--pool-size", pool, "--chunk-size", "256", "--log-level", "warn"]);
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("KVASIR_") {
+                command.env_remove(name); // settings of the machine's user are not those of a bench
+            }
+        }
         let child = command.stdin(Stdio::null()).spawn().expect("the server starts");
         Self { child, directory }
     }
@@ -64,7 +72,9 @@ impl Server {
             let status: serde_json::Value = serde_json::from_str(&tool.status().ok()?).ok()?;
             Some(status["pool"]["prefaulted"] == status["pool"]["total"])
         };
+        let begin = Instant::now();
         while is_present() != Some(true) {
+            assert!(begin.elapsed() < PATIENCE, "the pool is not present in time");
             sleep(Duration::from_millis(5));
         }
     }
@@ -104,7 +114,9 @@ pub fn connect(socket: &Path, kind: ClientKind, instance: [u8; 16]) -> Client {
     let mut config = ClientConfig::new(socket, kind, "bench", instance);
     config.deadline = Duration::from_secs(60);
     let client = Client::new(config).expect("a client");
+    let begin = Instant::now();
     while !client.is_healthy() {
+        assert!(begin.elapsed() < PATIENCE, "no server: {}", client.state_text());
         sleep(Duration::from_millis(1));
     }
     client
@@ -130,6 +142,9 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     pub chain: KeyChain,
 }
+
+/// Engines of this process so far.
+static ENGINES: AtomicU64 = AtomicU64::new(0);
 
 /// One engine process: its connection and its KV cache.
 pub struct Engine {
@@ -212,7 +227,8 @@ impl Engine {
             memory,
             blocks,
             next_block: 1,
-            next_prompt: u64::from(number) << 32,
+            // Nobody else's: of this process, and of this engine in it.
+            next_prompt: u64::from(std::process::id()) << 32 | ENGINES.fetch_add(1, Ordering::Relaxed) << 24,
         }
     }
 

@@ -43,7 +43,7 @@ enum Task {
     Demo(demo::Options),
     /// Run every check: format, layers, dependencies, generated code, lints, docs, Rust, C, loom, Python, vLLM
     Test(test::Options),
-    /// Run every bench, and the head-to-head with a peer; writes docs/benchmarks.md and its charts
+    /// Run every bench, and the head-to-head with a peer; writes a page of the documents and its charts
     Bench(bench::Options),
     /// Regenerate the flatbuffers code from schema/ and the C header from native/src
     Codegen(codegen::Options),

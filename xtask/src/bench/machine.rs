@@ -44,7 +44,7 @@ impl Machine {
             "status",
             "--porcelain",
             "--",
-            ":!docs/benchmarks.md",
+            ":!docs/benchmarks.*",
             ":!docs/charts",
         ]);
         let commit = said(&["git", "rev-parse", "--short=12", "HEAD"]);

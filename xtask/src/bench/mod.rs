@@ -60,6 +60,9 @@ pub(crate) struct Options {
     /// Run these suites only, or none of them with `--only head_to_head`
     #[arg(long, value_name = "SUITE")]
     only: Vec<String>,
+    /// Build with this profile instead of cargo's for benches; such figures make no page of the documents
+    #[arg(long, value_name = "NAME")]
+    profile: Option<String>,
     /// Flags for criterion, behind --
     #[arg(last = true)]
     criterion: Vec<String>,
@@ -68,7 +71,16 @@ pub(crate) struct Options {
 impl Options {
     /// Whether this run is one that a page in docs/ may be made of.
     fn is_whole(&self) -> bool {
-        !self.quick && self.only.is_empty() && self.criterion.is_empty() && self.peer.is_some()
+        let is_cut =
+            self.quick || self.profile.is_some() || !self.only.is_empty() || !self.criterion.is_empty();
+        !is_cut && self.peer.is_some()
+    }
+
+    fn profile(&self) -> Vec<String> {
+        let named = self.profile.iter();
+        named
+            .flat_map(|name| ["--profile".to_owned(), name.clone()])
+            .collect()
     }
 
     fn wants(&self, suite: &str) -> bool {
@@ -90,7 +102,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     // What takes the machine's time is done before anything is measured.
     let peer = options.peer.map(|Peer::Lmcache| peer_env::ensure()).transpose()?;
-    command::run(cargo().args(["bench", "--no-run"])).context("the benches do not compile")?;
+    let wanted = SUITES
+        .into_iter()
+        .chain([OWN])
+        .filter(|suite| options.wants(suite));
+    let mut build = cargo();
+    build.args(["bench", "--no-run"]).args(options.profile());
+    build.args(wanted.flat_map(|suite| ["--bench", suite]));
+    command::run(&mut build).context("the benches do not compile")?;
 
     let (began, clock) = (SystemTime::now(), Instant::now());
     let mut machine = Machine::look();
@@ -157,7 +176,7 @@ fn bench(options: &Options, suite: &str) -> Result<()> {
         .args(["bench", "--bench", suite, "--"])
         .args(&options.criterion);
     if options.quick {
-        command.env("KVASIR_BENCH_QUICK", "1");
+        command.env("BENCH_QUICK", "1");
         command.args(["--quick", "--noplot"]);
     }
     command::run(&mut command)
@@ -206,6 +225,7 @@ fn shown(options: &Options) -> String {
     let mut words = vec!["cargo xtask bench".to_owned()];
     words.extend(options.peer.map(|_| "--peer lmcache".to_owned()));
     words.extend(options.quick.then(|| "--quick".to_owned()));
+    words.extend(options.profile.as_ref().map(|name| format!("--profile {name}")));
     words.extend((!options.quick && options.rounds != 3).then(|| format!("--rounds {}", options.rounds)));
     words.extend(options.only.iter().map(|only| format!("--only {only}")));
     if !options.criterion.is_empty() {
@@ -268,6 +288,7 @@ mod tests {
             "",
             "--peer lmcache --quick",
             "--peer lmcache --only copy",
+            "--peer lmcache --profile dev",
             "--peer lmcache -- --sample-size 10",
         ] {
             assert!(!options(part).is_whole(), "{part}");
