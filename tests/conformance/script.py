@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from blake3 import blake3
-from cache import Credit, item, named, pairs
+from cache import Granted, item, named, pairs
 from client import ROOT, Client, Closed, Refused, hash32, object_id
 
 import keys_golden
@@ -76,12 +76,12 @@ class Engine:
         needed, granted = sum(-(-len(data) // frame) for data in datas), []
         while sum(count for _, count in granted) < needed:
             granted += pairs(client.call("Grant", bytes=needed * frame)["extents"])
-        credit, extents, items, keys = Credit(client, granted), [], [], self.keys(prompt)
+        space, extents, items, keys = Granted(client, granted), [], [], self.keys(prompt)
         for number, data in enumerate(datas):
             parent = keys[number - 1] if number else None
-            items.append(item(client, extents, credit, keys[number], data, parent=parent, tokens=self.chunk))
-        if credit.extents:
-            client.call("Abort", extents=named(credit.extents))
+            items.append(item(client, extents, space, keys[number], data, parent=parent, tokens=self.chunk))
+        if space.extents:
+            client.call("Abort", extents=named(space.extents))
         return client.call("Commit", domain_seed=hash32(self.seed), items=items, extents=extents)["outcomes"]
 
     def find(self, prompt: int) -> None:
