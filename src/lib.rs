@@ -14,6 +14,7 @@
 //! | `describe` | `describe`, descriptions of engines | serde_json |
 //! | `server` | `server`, to run one in the own process | tokio, toml, serde_json |
 //! | `cli` | `cli` and the program, with both of the above | clap, tracing-subscriber |
+//! | `cuda` | memory of GPUs; no engine uses it yet | cudarc, and at run time a driver |
 //!
 //! # Words
 //!
@@ -169,6 +170,10 @@ pub mod wire;
 
 #[doc(hidden)]
 pub mod copy;
+
+#[cfg(feature = "cuda")]
+#[doc(hidden)]
+pub mod device;
 
 #[doc(hidden)]
 pub mod index;

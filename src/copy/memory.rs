@@ -168,7 +168,7 @@ impl HostMemory {
     }
 
     /// Refuses a range that is not inside the region, or a write to a read-only one.
-    pub(super) fn check(&self, side: Side, piece: usize, span: Span, len: u64) -> Result<(), CopyError> {
+    pub(crate) fn check(&self, side: Side, piece: usize, span: Span, len: u64) -> Result<(), CopyError> {
         let region_len = self.len as u64;
         let Span { region, offset } = span;
         if offset.checked_add(len).is_none_or(|end| end > region_len) {
@@ -188,7 +188,7 @@ impl HostMemory {
     }
 
     /// First address, for comparing ranges. Regions lie inside the address space, so base + len is exact.
-    pub(super) fn address(&self) -> usize {
+    pub(crate) fn address(&self) -> usize {
         self.base.as_ptr().addr()
     }
 

@@ -72,8 +72,8 @@ pub(crate) struct Transfer {
     pub(crate) to: u64,
     pub(crate) from: u64,
     pub(crate) bytes: u64,
-    /// Whether either side was registered host memory when it was submitted: it has to be so still when it runs.
-    pub(crate) pinned: bool,
+    /// Sides that were registered host memory when it was submitted: they have to be so still when it runs.
+    pub(crate) pinned: Vec<u64>,
     /// The source's bytes, where they were read already.
     pub(crate) early: Option<Vec<u8>>,
 }
@@ -81,7 +81,7 @@ pub(crate) struct Transfer {
 impl Transfer {
     /// Checks both ranges as they are now.
     pub(crate) fn new(tables: &Tables, to: u64, from: u64, bytes: u64) -> Result<Self, Code> {
-        let mut pinned = false;
+        let mut pinned = Vec::new();
         for (start, write) in [(from, false), (to, true)] {
             let mut at = start;
             let end = start.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
@@ -93,7 +93,9 @@ impl Transfer {
                     Err(code) => return Err(code),
                 }
             }
-            pinned |= !tables.arena.contains(start) && registration(tables, start, bytes)?.is_some();
+            if !tables.arena.contains(start) && registration(tables, start, bytes)?.is_some() {
+                pinned.push(start);
+            }
         }
         Ok(Self {
             to,
@@ -122,12 +124,9 @@ impl Transfer {
 
     /// Moves the bytes.
     pub(crate) fn execute(&self) -> Result<(), Code> {
-        if self.pinned {
+        if !self.pinned.is_empty() {
             let tables = tables();
-            for at in [self.from, self.to]
-                .into_iter()
-                .filter(|&at| !tables.arena.contains(at))
-            {
+            for &at in &self.pinned {
                 if registration(&tables, at, self.bytes) == Ok(None) {
                     fatal!(
                         "host memory at {at:#x} was unregistered while a copy of {} bytes was under way",
@@ -221,7 +220,7 @@ pub(crate) fn fill(to: u64, value: u8, bytes: u64) -> Result<(), Code> {
             to: to + done,
             from: block.as_ptr() as u64,
             bytes: length,
-            pinned: false,
+            pinned: Vec::new(),
             early: None,
         };
         transfer.execute()?;

@@ -269,6 +269,7 @@ fn memory_freed_while_another_process_has_it_ends_the_process() {
         let lines = BufReader::new(peer.stdout.take().unwrap()).lines();
         assert!(lines.map_while(Result::ok).any(|line| line.contains("open")));
         let _ = call!(cuMemFree_v2(memory));
+        peer.wait().unwrap();
     });
 }
 

@@ -1,0 +1,102 @@
+//! Names of devices.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::error::DeviceError;
+
+/// The UUID of a device, or of a part of one (MIG). Ordinals differ between processes, UUIDs do not.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceUuid(pub [u8; 16]);
+
+/// Where the dashes are, counted in hex digits.
+const DASHES: [usize; 4] = [8, 12, 16, 20];
+
+impl fmt::Display for DeviceUuid {
+    /// As `nvidia-smi` shows a whole device. The driver does not say which UUIDs are of parts (`MIG-`).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU-")?;
+        for (index, byte) in self.0.iter().enumerate() {
+            if DASHES.contains(&(2 * index)) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for DeviceUuid {
+    type Err = DeviceError;
+
+    /// Reads `GPU-..` and `MIG-..`, and a UUID without either.
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        let bad = || DeviceError::BadUuid {
+            text: text.chars().take(64).collect(),
+        };
+        let body = text
+            .strip_prefix("GPU-")
+            .or_else(|| text.strip_prefix("MIG-"))
+            .unwrap_or(text);
+        let mut nibbles = [0u8; 32];
+        let mut filled = 0;
+        for part in body.split('-') {
+            // Each dash has its place.
+            if filled != 0 && !DASHES.contains(&filled) {
+                return Err(bad());
+            }
+            for letter in part.chars() {
+                let digit = letter.to_digit(16).ok_or_else(bad)?;
+                *nibbles.get_mut(filled).ok_or_else(bad)? = digit as u8;
+                filled += 1;
+            }
+        }
+        if filled != 32 || body.matches('-').count() != DASHES.len() {
+            return Err(bad());
+        }
+        Ok(Self(std::array::from_fn(|at| {
+            nibbles[2 * at] << 4 | nibbles[2 * at + 1]
+        })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_and_shown() {
+        let text = "GPU-01234567-89ab-cdef-0123-456789abcdef";
+        let uuid: DeviceUuid = text.parse().unwrap();
+        assert_eq!(uuid.0[..4], [0x01, 0x23, 0x45, 0x67]);
+        assert_eq!(uuid.to_string(), text);
+        assert_eq!(text.replace("GPU-", "MIG-").parse(), Ok(uuid));
+        assert_eq!(text.replace("GPU-", "").to_uppercase().parse(), Ok(uuid));
+    }
+
+    #[test]
+    fn what_is_no_uuid_is_refused_and_shown() {
+        for text in [
+            "",
+            "0",
+            "GPU-0",
+            "GPU-01234567-89ab-cdef-0123-456789abcde",
+            "GPU-01234567-89ab-cdef-0123-456789abcdef0",
+            "GPU-0123456789abcdef0123456789abcdef",
+            "GPU-0123456-789ab-cdef-0123-456789abcdef",
+            "GPU-01234567-89ab-cdef-0123-456789abcdeg",
+            "GPU--01234567-89ab-cdef-0123456789abcdef",
+        ] {
+            assert_eq!(
+                text.parse::<DeviceUuid>(),
+                Err(DeviceError::BadUuid { text: text.into() })
+            );
+        }
+    }
+}

@@ -1,0 +1,638 @@
+//! Copies between host and device memory, on the stand-in for `libcuda.so.1`: bytes, calls, order, and faults.
+
+#![allow(unsafe_code)]
+
+mod device_support;
+
+use std::time::Duration;
+
+use cudarc::driver::sys;
+use device_support::*;
+use kvasir::copy::{CopyError, CopyPlan, HostMemory, Span};
+use kvasir::device::*;
+
+/// A page table of an engine: `layers` regions of pages, with the blocks of a request in some order.
+struct Layout {
+    layers: u64,
+    blocks: u64,
+    page: u64,
+    /// Whether a block's layers lie side by side, or a layer's blocks.
+    block_outermost: bool,
+}
+
+impl Layout {
+    fn at(&self, layer: u64, block: u64) -> u64 {
+        let index = match self.block_outermost {
+            true => block * self.layers + layer,
+            false => layer * self.blocks + block,
+        };
+        index * self.page
+    }
+
+    fn bytes(&self) -> u64 {
+        self.layers * self.blocks * self.page
+    }
+
+    /// A store of blocks into one object, block by block.
+    fn gather(&self, blocks: &[u64]) -> CopyPlan {
+        let mut plan = CopyPlan::new();
+        for (place, &block) in blocks.iter().enumerate() {
+            for layer in 0..self.layers {
+                let to = (place as u64 * self.layers + layer) * self.page;
+                plan.push(Span::new(0, self.at(layer, block)), Span::new(0, to), self.page);
+            }
+        }
+        plan
+    }
+}
+
+fn reversed(plan: &CopyPlan) -> CopyPlan {
+    let mut found = CopyPlan::new();
+    for piece in plan.pieces() {
+        found.push(piece.dst, piece.src, piece.len);
+    }
+    found
+}
+
+/// What a plan does, byte by byte.
+fn by_hand(plan: &CopyPlan, src: &[u8], dst: &mut [u8]) {
+    for piece in plan.pieces() {
+        let (from, to, len) = (
+            piece.src.offset as usize,
+            piece.dst.offset as usize,
+            piece.len as usize,
+        );
+        dst[to..to + len].copy_from_slice(&src[from..from + len]);
+    }
+}
+
+/// Stores and loads pieces of one size through device memory, and gives the engine's counts.
+fn there_and_back(page: u64, block_outermost: bool) -> CopyCounts {
+    let (driver, context) = context();
+    let layout = Layout {
+        layers: 4,
+        blocks: 40,
+        page,
+        block_outermost,
+    };
+    let engine = DeviceCopyEngine::new(driver, &context);
+    let device = DeviceMemory::allocate(&context, layout.bytes()).unwrap();
+    let cache = pattern(page, layout.bytes() as usize);
+    write(&engine, &device, 0, &cache);
+    let blocks = [7, 3, 12, 13, 39, 1];
+    let bytes = blocks.len() * (layout.layers * page) as usize;
+    let pool = pinned(&context, bytes);
+    let stream = Stream::new(&context).unwrap();
+    let before = (count(0), count(1));
+
+    let store = layout.gather(&blocks);
+    let copying = engine
+        .submit(&store, &[&device], &[&pool], &stream, SourceOrder::Stream)
+        .unwrap();
+    assert!(copying.wait(LONG).unwrap());
+    let mut expected = vec![0; bytes];
+    by_hand(&store, &cache, &mut expected);
+    assert!(contents(pool.host()) == expected, "store of pieces of {page}");
+
+    // Into a cache with other bytes, which stay where the plan writes none.
+    let old = pattern(page + 1, layout.bytes() as usize);
+    write(&engine, &device, 0, &old);
+    let load = reversed(&store);
+    let copying = engine
+        .submit(&load, &[&pool], &[&device], &stream, SourceOrder::Any)
+        .unwrap();
+    assert!(copying.wait(LONG).unwrap());
+    let mut wanted = old;
+    by_hand(&load, &expected, &mut wanted);
+    assert!(
+        read(&engine, &device, 0, wanted.len()) == wanted,
+        "load of pieces of {page}"
+    );
+
+    // The engine's own counts are those of the driver, but for the first `write`.
+    let after = engine.counts();
+    assert_eq!(after.batched_calls + after.plain_calls, count(0) - before.0 + 1);
+    assert_eq!(after.descriptors, count(1) - before.1 + 1);
+    // Without those of `write`, twice, and of `read`.
+    CopyCounts {
+        plain_calls: after.plain_calls - 3,
+        descriptors: after.descriptors - 3,
+        ..after
+    }
+}
+
+#[test]
+fn pieces_of_any_size_take_one_call_for_a_direction() {
+    passes("pieces_of_any_size_take_one_call_for_a_direction", &[], || {
+        for page in [1, 17, 656, 4097] {
+            for block_outermost in [false, true] {
+                let counts = there_and_back(page, block_outermost);
+                assert_eq!(
+                    (counts.batched_calls, counts.plain_calls),
+                    (2, 0),
+                    "{page} {block_outermost}"
+                );
+                // Blocks 12 and 13 follow each other, which the block-outermost layout alone can use.
+                let descriptors = if block_outermost { 2 * 5 } else { 2 * 24 };
+                assert_eq!(counts.descriptors, descriptors, "{page} {block_outermost}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_driver_without_batches_moves_the_same_bytes() {
+    passes(
+        "a_driver_without_batches_moves_the_same_bytes",
+        &[("SOFTCUDA_VERSION", "12020")],
+        || {
+            assert!(!Driver::load().unwrap().has_batched_copies());
+            let counts = there_and_back(656, true);
+            assert_eq!((counts.batched_calls, counts.plain_calls), (0, 10));
+        },
+    );
+}
+
+/// 32 layers, pages of 16 tokens with 8 KV heads of 128 numbers in 16 bits: 8B models have such caches.
+#[test]
+fn merged_pieces_of_a_real_layout_are_few() {
+    passes("merged_pieces_of_a_real_layout_are_few", &[], || {
+        let (driver, context) = context();
+        let descriptors = |page: u64, block_outermost, blocks: &[u64]| {
+            let layout = Layout {
+                layers: 32,
+                blocks: 20,
+                page,
+                block_outermost,
+            };
+            let engine = DeviceCopyEngine::new(driver, &context);
+            let device = DeviceMemory::allocate(&context, layout.bytes()).unwrap();
+            let pool = pinned(&context, blocks.len() * 32 * page as usize);
+            let stream = Stream::new(&context).unwrap();
+            let plan = layout.gather(blocks);
+            let copying = engine
+                .submit(&plan, &[&device], &[&pool], &stream, SourceOrder::Stream)
+                .unwrap();
+            assert!(copying.wait(LONG).unwrap());
+            let counts = engine.counts();
+            (counts.batched_calls, counts.plain_calls, counts.descriptors)
+        };
+        let scattered: Vec<u64> = (0..16).map(|place| (place * 7) % 20).collect();
+        let row: Vec<u64> = (2..18).collect();
+        // Key and value pages of 32 KiB each: a chunk of 256 tokens is 16 blocks of 32 layers of 64 KiB.
+        let page = 64 << 10;
+        assert_eq!(descriptors(page, true, &row), (0, 1, 1));
+        assert_eq!(descriptors(page, true, &scattered), (0, 16, 16));
+        assert_eq!(descriptors(page, false, &row), (1, 0, 512));
+        assert_eq!(descriptors(page, false, &scattered), (1, 0, 512));
+        // Pages of 2 KiB: a block of all layers is small enough for a batch.
+        assert_eq!(descriptors(2 << 10, true, &scattered), (1, 0, 16));
+    });
+}
+
+#[test]
+fn large_pieces_have_calls_of_their_own_beside_the_batch() {
+    passes(
+        "large_pieces_have_calls_of_their_own_beside_the_batch",
+        &[],
+        || {
+            let (driver, context) = context();
+            let engine = DeviceCopyEngine::with_plain_from(driver, &context, 4096);
+            let (device, host) = (
+                DeviceMemory::allocate(&context, 1 << 16).unwrap(),
+                pinned(&context, 1 << 16),
+            );
+            let bytes = pattern(5, 1 << 16);
+            host.host().write(0, &bytes).unwrap();
+            let stream = Stream::new(&context).unwrap();
+            let mut plan = CopyPlan::new();
+            for (src, dst, len) in [
+                (0, 100, 4095),
+                (8192, 20000, 4096),
+                (30000, 9000, 17),
+                (40000, 50000, 9000),
+            ] {
+                plan.push(Span::new(0, src), Span::new(0, dst), len);
+            }
+            let copying = engine
+                .submit(&plan, &[&host], &[&device], &stream, SourceOrder::Any)
+                .unwrap();
+            assert!(copying.wait(LONG).unwrap());
+            let counts = engine.counts();
+            assert_eq!(
+                (counts.batched_calls, counts.plain_calls, counts.descriptors),
+                (1, 2, 4)
+            );
+            assert_eq!(
+                (counts.pieces, counts.bytes, counts.pageable_bytes),
+                (4, 4095 + 4096 + 17 + 9000, 0)
+            );
+            let mut expected = vec![0; 1 << 16];
+            by_hand(&plan, &bytes, &mut expected);
+            assert!(read(&engine, &device, 0, 1 << 16) == expected);
+        },
+    );
+}
+
+#[test]
+fn a_piece_over_the_end_of_a_registration_is_cut_there() {
+    passes("a_piece_over_the_end_of_a_registration_is_cut_there", &[], || {
+        let (driver, context) = context();
+        let engine = DeviceCopyEngine::new(driver, &context);
+        let host = PinnedMemory::register(&context, HostMemory::zeroed(4 * 4096), 4096).unwrap();
+        let device = DeviceMemory::allocate(&context, 4 * 4096).unwrap();
+        let bytes = pattern(6, 4 * 4096);
+        host.host().write(0, &bytes).unwrap();
+        let stream = Stream::new(&context).unwrap();
+        let plan = whole(1000, 0, 10_000);
+        let copying = engine
+            .submit(&plan, &[&host], &[&device], &stream, SourceOrder::Any)
+            .unwrap();
+        assert!(copying.wait(LONG).unwrap());
+        assert_eq!(engine.counts().descriptors, 3);
+        assert!(read(&engine, &device, 0, 10_000) == bytes[1000..11_000]);
+    });
+}
+
+/// Work that fills `memory` when `gate` is opened: what a model's kernels are for a store.
+fn compute(stream: u64, memory: &DeviceMemory, gate: &DeviceMemory, context: &Context, value: u8) -> Stream {
+    // SAFETY: the stream was made by this test and is not destroyed; the addresses are of live memory.
+    unsafe {
+        let raw = stream as sys::CUstream;
+        good(sys::cuStreamWaitValue32_v2(raw, gate.address(), 1, 1));
+        good(sys::cuMemsetD8Async(
+            memory.address(),
+            value,
+            memory.bytes() as usize,
+            raw,
+        ));
+        Stream::of_engine(context, stream).unwrap()
+    }
+}
+
+/// A stream as an engine has it: a handle, of the context of the first device.
+fn engine_stream() -> u64 {
+    let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: pointers are to live values of the calls' types. The process ends with the test.
+    unsafe {
+        good(sys::cuDevicePrimaryCtxRetain(&mut context, 0));
+        good(sys::cuCtxSetCurrent(context));
+        good(sys::cuStreamCreate(&mut stream, 1));
+    }
+    stream as u64
+}
+
+#[test]
+fn a_store_finds_what_the_stream_computes_before_it() {
+    passes("a_store_finds_what_the_stream_computes_before_it", &[], || {
+        let (driver, context) = context();
+        let engine = DeviceCopyEngine::new(driver, &context);
+        let raw = engine_stream();
+        let (cache, gate) = (
+            DeviceMemory::allocate(&context, 8192),
+            DeviceMemory::allocate(&context, 4),
+        );
+        let (cache, gate) = (cache.unwrap(), gate.unwrap());
+        write(&engine, &cache, 0, &pattern(7, 8192));
+        write(&engine, &gate, 0, &[0; 4]);
+        let pool = pinned(&context, 8192);
+        let stream = compute(raw, &cache, &gate, &context, 0xAB);
+        let mut plan = whole(0, 4096, 1000);
+        plan.push(Span::new(0, 5000), Span::new(0, 0), 1000);
+        let store = engine
+            .submit(&plan, &[&cache], &[&pool], &stream, SourceOrder::Stream)
+            .unwrap();
+        assert_eq!(engine.counts().batched_calls, 1);
+        assert!(!store.wait(Duration::from_millis(20)).unwrap());
+        write(&engine, &gate, 0, &1u32.to_le_bytes());
+        assert!(store.wait(LONG).unwrap());
+        let found = contents(pool.host());
+        assert!(found[..1000] == [0xAB; 1000] && found[4096..5096] == [0xAB; 1000]);
+    });
+}
+
+#[test]
+fn a_load_is_there_for_the_stream_that_waits_for_it() {
+    passes(
+        "a_load_is_there_for_the_stream_that_waits_for_it",
+        &[("SOFTCUDA_FAULTS", "late=50")],
+        || {
+            let (driver, context) = context();
+            let engine = DeviceCopyEngine::new(driver, &context);
+            let (copies, computes) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
+            let (cache, pool, out) = (
+                DeviceMemory::allocate(&context, 4096).unwrap(),
+                pinned(&context, 4096),
+                pinned(&context, 4096),
+            );
+            pool.host().write(0, &pattern(8, 4096)).unwrap();
+            let load = engine
+                .submit(&whole(0, 0, 4096), &[&pool], &[&cache], &copies, SourceOrder::Any)
+                .unwrap();
+            assert!(!load.is_done().unwrap());
+            load.before(&computes).unwrap();
+            let used = engine
+                .submit(
+                    &whole(0, 0, 4096),
+                    &[&cache],
+                    &[&out],
+                    &computes,
+                    SourceOrder::Stream,
+                )
+                .unwrap();
+            assert!(used.wait(LONG).unwrap());
+            assert!(contents(out.host()) == pattern(8, 4096));
+        },
+    );
+}
+
+#[test]
+fn a_copy_that_is_late_keeps_its_memory_until_it_has_ended() {
+    passes(
+        "a_copy_that_is_late_keeps_its_memory_until_it_has_ended",
+        &[("SOFTCUDA_FAULTS", "late=200")],
+        || {
+            let (driver, context) = context();
+            let engine = DeviceCopyEngine::new(driver, &context);
+            let stream = Stream::new(&context).unwrap();
+            let (device, host) = (
+                DeviceMemory::allocate(&context, 4096).unwrap(),
+                pinned(&context, 4096),
+            );
+            let copying = engine
+                .submit(
+                    &whole(0, 0, 4096),
+                    &[&host],
+                    &[&device],
+                    &stream,
+                    SourceOrder::Stream,
+                )
+                .unwrap();
+            assert!(!copying.wait(Duration::from_millis(5)).unwrap());
+            // The engine gives up on it, and on its memory. Freed now, the stand-in would end the process at the copy.
+            drop((copying, device, host));
+            assert_eq!((engine.quarantined_bytes(), count(4), count(6)), (4096, 1, 1));
+            while engine.quarantined_bytes() > 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!((count(4), count(6)), (0, 0));
+        },
+    );
+}
+
+#[test]
+fn a_copy_that_never_ends_keeps_its_memory_and_stops_nobody() {
+    passes(
+        "a_copy_that_never_ends_keeps_its_memory_and_stops_nobody",
+        &[("SOFTCUDA_FAULTS", "never@1")],
+        || {
+            let (driver, context) = context();
+            let engine = DeviceCopyEngine::new(driver, &context);
+            let (stuck, free) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
+            let (device, host) = (
+                DeviceMemory::allocate(&context, 64).unwrap(),
+                pinned(&context, 4096),
+            );
+            let copying = engine
+                .submit(
+                    &whole(0, 0, 64),
+                    &[&host],
+                    &[&device],
+                    &stuck,
+                    SourceOrder::Stream,
+                )
+                .unwrap();
+            drop((copying, device, host));
+            let (device, host) = (
+                DeviceMemory::allocate(&context, 64).unwrap(),
+                pinned(&context, 4096),
+            );
+            host.host().write(0, &pattern(9, 64)).unwrap();
+            let other = engine
+                .submit(&whole(0, 0, 64), &[&host], &[&device], &free, SourceOrder::Any)
+                .unwrap();
+            assert!(other.wait(LONG).unwrap());
+            drop(other);
+            assert_eq!((engine.quarantined_bytes(), count(4), count(6)), (64, 2, 2));
+            // Also when the engine goes: the copy could still write.
+            drop(engine);
+            assert_eq!((count(4), count(6)), (2, 2));
+        },
+    );
+}
+
+#[test]
+fn a_copy_that_fails_is_an_error_and_not_bytes() {
+    passes(
+        "a_copy_that_fails_is_an_error_and_not_bytes",
+        &[("SOFTCUDA_FAULTS", "copy-error@1")],
+        || {
+            let (driver, context) = context();
+            let engine = DeviceCopyEngine::new(driver, &context);
+            let stream = Stream::new(&context).unwrap();
+            let (device, host) = (
+                DeviceMemory::allocate(&context, 64).unwrap(),
+                pinned(&context, 4096),
+            );
+            let copying = engine
+                .submit(
+                    &whole(0, 0, 64),
+                    &[&device],
+                    &[&host],
+                    &stream,
+                    SourceOrder::Stream,
+                )
+                .unwrap();
+            let error = copying.wait(LONG).unwrap_err();
+            assert!(
+                error.is_lost() && error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
+                "{error}"
+            );
+            drop(copying);
+            assert_eq!(engine.quarantined_bytes(), 64);
+        },
+    );
+}
+
+#[test]
+fn a_copy_that_is_refused_holds_nothing() {
+    passes(
+        "a_copy_that_is_refused_holds_nothing",
+        &[("SOFTCUDA_FAULTS", "submit-error@1")],
+        || {
+            let (driver, context) = context();
+            let engine = DeviceCopyEngine::new(driver, &context);
+            let stream = Stream::new(&context).unwrap();
+            let (device, host) = (
+                DeviceMemory::allocate(&context, 64).unwrap(),
+                pinned(&context, 4096),
+            );
+            let plan = whole(0, 0, 64);
+            let submit = || engine.submit(&plan, &[&host], &[&device], &stream, SourceOrder::Any);
+            let error = submit().unwrap_err();
+            assert!(
+                error.to_string().contains("CUDA_ERROR_INVALID_VALUE") && !error.is_lost(),
+                "{error}"
+            );
+            while engine.quarantined_bytes() > 0 {
+                std::thread::yield_now();
+            }
+            assert_eq!(engine.counts().bytes, 0);
+            assert!(submit().unwrap().wait(LONG).unwrap());
+        },
+    );
+}
+
+#[test]
+fn a_plan_that_is_half_submitted_keeps_its_memory_until_that_has_ended() {
+    let name = "a_plan_that_is_half_submitted_keeps_its_memory_until_that_has_ended";
+    passes(name, &[("SOFTCUDA_FAULTS", "submit-error@2,late=100")], || {
+        let (driver, context) = context();
+        let engine = DeviceCopyEngine::with_plain_from(driver, &context, 1);
+        let stream = Stream::new(&context).unwrap();
+        let (device, host) = (
+            DeviceMemory::allocate(&context, 64).unwrap(),
+            pinned(&context, 4096),
+        );
+        let mut plan = whole(0, 0, 8);
+        plan.push(Span::new(0, 16), Span::new(0, 32), 8);
+        assert!(
+            engine
+                .submit(&plan, &[&host], &[&device], &stream, SourceOrder::Any)
+                .is_err()
+        );
+        drop((device, host));
+        assert_eq!((engine.quarantined_bytes(), count(4), count(6)), (16, 1, 1));
+        while engine.quarantined_bytes() > 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!((count(4), count(6)), (0, 0));
+    });
+}
+
+#[test]
+fn a_plan_is_checked_before_anything_is_submitted() {
+    passes(
+        "a_plan_is_checked_before_anything_is_submitted",
+        &[("SOFTCUDA_DEVICES", "2")],
+        || {
+            let ((driver, first), (_, second)) = (context_on(0), context_on(1));
+            let engine = DeviceCopyEngine::new(driver, &first);
+            let (own, other) = (Stream::new(&first).unwrap(), Stream::new(&second).unwrap());
+            let (here, there) = (
+                DeviceMemory::allocate(&first, 64).unwrap(),
+                DeviceMemory::allocate(&second, 64).unwrap(),
+            );
+            let host = pinned(&first, 4096);
+            let submit = |plan: &CopyPlan, device: &DeviceMemory, stream: &Stream| {
+                engine
+                    .submit(plan, &[&host], &[device], stream, SourceOrder::Any)
+                    .map(drop)
+                    .unwrap_err()
+            };
+            let error = submit(&whole(0, 60, 5), &here, &own);
+            assert!(
+                matches!(
+                    error,
+                    DeviceError::Plan(CopyError::OutOfBounds {
+                        offset: 60,
+                        len: 5,
+                        ..
+                    })
+                ),
+                "{error}"
+            );
+            for error in [
+                submit(&whole(0, 0, 8), &there, &own),
+                submit(&whole(0, 0, 8), &here, &other),
+            ] {
+                assert!(matches!(&error, DeviceError::OtherDevice { .. }), "{error}");
+                assert!(
+                    error.to_string().contains(&first.device().uuid.to_string()),
+                    "{error}"
+                );
+            }
+            let twice = engine
+                .submit(&whole(0, 8, 16), &[&here], &[&here], &own, SourceOrder::Any)
+                .unwrap_err();
+            assert_eq!(twice, DeviceError::Plan(CopyError::Overlap { read: 0, write: 0 }));
+            assert_eq!(
+                (count(0), engine.counts(), engine.quarantined_bytes()),
+                (0, CopyCounts::default(), 0)
+            );
+        },
+    );
+}
+
+#[test]
+fn a_stream_of_another_device_is_no_stream_of_this_one() {
+    passes(
+        "a_stream_of_another_device_is_no_stream_of_this_one",
+        &[("SOFTCUDA_DEVICES", "2")],
+        || {
+            let (_, second) = context_on(1);
+            let raw = engine_stream();
+            // SAFETY: the handle is a live stream's.
+            let error = unsafe { Stream::of_engine(&second, raw) }.unwrap_err();
+            assert!(matches!(error, DeviceError::OtherDevice { .. }), "{error}");
+        },
+    );
+}
+
+#[test]
+fn pageable_memory_works_and_is_counted() {
+    passes("pageable_memory_works_and_is_counted", &[], || {
+        let (driver, context) = context();
+        let engine = DeviceCopyEngine::new(driver, &context);
+        let stream = Stream::new(&context).unwrap();
+        let (device, host) = (
+            DeviceMemory::allocate(&context, 64).unwrap(),
+            HostMemory::zeroed(64),
+        );
+        host.write(0, &pattern(10, 64)).unwrap();
+        let mut plan = whole(0, 32, 16);
+        plan.push(Span::new(0, 32), Span::new(0, 0), 16);
+        assert!(
+            engine
+                .submit(&plan, &[&host], &[&device], &stream, SourceOrder::Any)
+                .unwrap()
+                .wait(LONG)
+                .unwrap()
+        );
+        let counts = engine.counts();
+        assert_eq!(
+            (counts.batched_calls, counts.plain_calls, counts.pageable_bytes),
+            (0, 2, 32)
+        );
+        let mut expected = vec![0; 64];
+        by_hand(&plan, &pattern(10, 64), &mut expected);
+        assert!(read(&engine, &device, 0, 64) == expected);
+    });
+}
+
+#[test]
+fn the_legacy_default_stream_takes_plain_copies() {
+    passes("the_legacy_default_stream_takes_plain_copies", &[], || {
+        let (driver, context) = context();
+        let engine = DeviceCopyEngine::new(driver, &context);
+        // SAFETY: 0 is the legacy default stream.
+        let stream = unsafe { Stream::of_engine(&context, 0) }.unwrap();
+        let (device, host) = (
+            DeviceMemory::allocate(&context, 64).unwrap(),
+            pinned(&context, 4096),
+        );
+        let mut plan = whole(0, 32, 16);
+        plan.push(Span::new(0, 32), Span::new(0, 0), 16);
+        assert!(
+            engine
+                .submit(&plan, &[&host], &[&device], &stream, SourceOrder::Any)
+                .unwrap()
+                .wait(LONG)
+                .unwrap()
+        );
+        assert_eq!(
+            (engine.counts().batched_calls, engine.counts().plain_calls),
+            (0, 2)
+        );
+    });
+}
