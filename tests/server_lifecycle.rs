@@ -278,6 +278,7 @@ fn the_status_document_has_its_documented_shape() {
             "models",
             "connections",
             "limits",
+            "rings",
             "clients",
         ])
     );
@@ -293,6 +294,10 @@ fn the_status_document_has_its_documented_shape() {
             "pinned",
             "frame_bytes",
         ])
+    );
+    assert_eq!(
+        keys(&status["rings"]),
+        BTreeSet::from(["bytes", "limit", "broken"])
     );
     assert_eq!(
         keys(&status["counters"]),
@@ -333,6 +338,7 @@ fn the_status_document_has_its_documented_shape() {
         "slab",
         "attached",
         "payload_path",
+        "ring",
         "granted",
         "pins",
         "pin_words",

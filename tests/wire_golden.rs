@@ -110,6 +110,8 @@ fn requests() -> Vec<(&'static str, Request)> {
                 name: "engine worker 0".into(),
                 engine_instance: [7; 16],
                 wants_pool: true,
+                ring_bytes: 0,
+                named: false,
             }),
         ),
         (
@@ -207,6 +209,72 @@ fn requests() -> Vec<(&'static str, Request)> {
     ]
 }
 
+fn hello_of(ring_bytes: u64, named: bool) -> Request {
+    Request::Hello(Hello {
+        protocol_version: 2,
+        features: 0,
+        kind: ClientKind::Worker,
+        name: "engine worker 1".into(),
+        engine_instance: [7; 16],
+        wants_pool: false,
+        ring_bytes,
+        named,
+    })
+}
+
+/// What has to do with payload rings.
+fn ring_requests() -> Vec<(&'static str, Request)> {
+    let run = |frame, offset, bytes| RingRun { frame, offset, bytes };
+    let part = |place, offset, bytes| RingPart { place, offset, bytes };
+    vec![
+        ("hello_ring", hello_of(8 << 20, false)),
+        ("hello_ring_named", hello_of(1 << 20, true)),
+        (
+            "ring_write",
+            Request::RingWrite {
+                runs: vec![run(3, 0, 131_072), run(17, 32768, 656)],
+            },
+        ),
+        (
+            "ring_read",
+            Request::RingRead {
+                pin: 77,
+                parts: vec![part(0, 0, 4097), part(5, 1 << 20, 17)],
+            },
+        ),
+    ]
+}
+
+fn ring_replies() -> Vec<(&'static str, Reply)> {
+    let reply = |regions, named| {
+        Reply::Hello(HelloReply {
+            protocol_version: 2,
+            features: 0,
+            boot_id: [1; 16],
+            boot_seq: 2,
+            pool_id: [3; 16],
+            frame_bytes: 65536,
+            slab: 4,
+            regions,
+            named,
+        })
+    };
+    let ring = Region {
+        kind: RegionKind::Ring,
+        offset: 0,
+        bytes: 65536 + (2 << 20),
+    };
+    let file = NamedRegion {
+        kind: RegionKind::Ring,
+        path: "/dev/shm/kvasir.node.0.ring".into(),
+        bytes: 65536 + (2 << 20),
+    };
+    vec![
+        ("hello_reply_ring", reply(vec![ring], vec![])),
+        ("hello_reply_named", reply(vec![], vec![file])),
+    ]
+}
+
 fn named(name: &str) -> Request {
     let mut all = requests().into_iter();
     all.find(|(found, _)| *found == name).unwrap().1
@@ -245,6 +313,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                         bytes: 65536,
                     },
                 ],
+                named: vec![],
             }),
         ),
         (
@@ -370,7 +439,7 @@ fn golden(name: &str, frame: &[u8]) -> Vec<u8> {
 #[test]
 fn requests_are_as_recorded() {
     let mut encoder = Encoder::new();
-    for (number, (name, request)) in requests().into_iter().enumerate() {
+    for (number, (name, request)) in requests().into_iter().chain(ring_requests()).enumerate() {
         let frame = encoder.request(100 + number as u64, &request).unwrap().to_vec();
         let recorded = golden(name, &frame);
         assert_eq!(frame, recorded, "{name} is encoded differently");
@@ -382,7 +451,7 @@ fn requests_are_as_recorded() {
 #[test]
 fn replies_are_as_recorded() {
     let mut encoder = Encoder::new();
-    for (number, (name, reply)) in replies().into_iter().enumerate() {
+    for (number, (name, reply)) in replies().into_iter().chain(ring_replies()).enumerate() {
         let frame = encoder.reply(200 + number as u64, &reply).unwrap().to_vec();
         let recorded = golden(name, &frame);
         assert_eq!(frame, recorded, "{name} is encoded differently");
@@ -395,7 +464,7 @@ fn replies_are_as_recorded() {
 #[test]
 fn damaged_frames_are_refused_or_decoded_but_never_fatal() {
     let mut encoder = Encoder::new();
-    for (name, request) in requests() {
+    for (name, request) in requests().into_iter().chain(ring_requests()) {
         let frame = encoder.request(1, &request).unwrap().to_vec();
         for len in 0..frame.len() {
             let _ = decode_request(&frame[..len]);
@@ -412,7 +481,7 @@ fn damaged_frames_are_refused_or_decoded_but_never_fatal() {
             "{name} cut in half"
         );
     }
-    for (_, reply) in replies() {
+    for (_, reply) in replies().into_iter().chain(ring_replies()) {
         let frame = encoder.reply(1, &reply).unwrap().to_vec();
         for at in 0..frame.len() {
             let mut damaged = frame.clone();

@@ -147,12 +147,15 @@ class Client:
         credit_bytes: int = 67108864,
         checksums: bool = True,
         copy_threads: int = 0,
+        payload_path: str = "direct",
     ) -> None:
         """`kind`: "scheduler", "worker" or "tool". `engine_instance`: 16 bytes, the same in all processes of one
         engine. Tries to connect once, for at most `deadline_s`, and does not fail when the server is away or full, or when
         this process has no descriptor or thread to spare: the client then keeps trying in the background. `credit_bytes`: pool space held ahead for stores (workers).
         `checksums`: sum what is stored, and fail loads whose bytes are not those that were stored.
-        `copy_threads`: threads of a large copy; 0: as many as a measurement says is worth it."""
+        `copy_threads`: threads of a large copy; 0: as many as a measurement says is worth it.
+        `payload_path`: "direct" maps the pool (workers) and the index; "ring" maps neither: every lookup is a message, and
+        a worker's bytes go through a ring of its own, which the server copies."""
 
     @property
     def healthy(self) -> bool:

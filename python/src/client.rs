@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir::client::{self as native, ClientConfig, LookupAnswer, Pin, PromptTails, Ticket};
+use kvasir::client::{self as native, ClientConfig, LookupAnswer, Maps, Pin, PromptTails, Ticket};
 use kvasir::index::conditions::Condition;
 use kvasir::index::counters::ReuseCounters;
 use kvasir::object::{ClientKind, LookupRequest, PayloadPath};
@@ -27,7 +27,7 @@ pub(crate) struct Client {
 impl Client {
     #[new]
     #[pyo3(signature = (socket, kind, name, engine_instance, deadline_s = 1.0, heartbeat_s = 10.0,
-                        credit_bytes = 64 << 20, checksums = true, copy_threads = 0))]
+                        credit_bytes = 64 << 20, checksums = true, copy_threads = 0, payload_path = "direct"))]
     #[allow(clippy::too_many_arguments)] // keyword arguments of the Python signature
     fn new(
         py: Python<'_>,
@@ -40,6 +40,7 @@ impl Client {
         credit_bytes: u64,
         checksums: bool,
         copy_threads: usize,
+        payload_path: &str,
     ) -> PyResult<Self> {
         let instance: [u8; 16] = engine_instance.try_into().map_err(|_| {
             let given = engine_instance.len();
@@ -51,6 +52,16 @@ impl Client {
         config.grant_bytes = credit_bytes;
         config.checksums = checksums;
         config.copy_threads = copy_threads;
+        config.maps = match (payload_path, config.kind) {
+            ("direct", _) => config.maps,
+            ("ring", ClientKind::Worker) => Maps::Ring,
+            ("ring", _) => Maps::Nothing,
+            _ => {
+                return Err(PyValueError::new_err(format!(
+                    "payload_path is {payload_path:?}; it has to be \"direct\" or \"ring\""
+                )));
+            }
+        };
         let client = detached(py, || native::Client::new(config))?;
         Ok(Self { client })
     }

@@ -140,10 +140,12 @@ def test_settings_have_defaults_and_refuse_what_they_do_not_know(monkeypatch: py
         {"kvasir.socket": "/a", "kvasir.deadline": 0}, {"kvasir.socket": "/a", "kvasir.deadline": float("nan")},
         {"kvasir.socket": "/a", "kvasir.heartbeat_interval": True}, {"kvasir.socket": "/a", "kvasir.preferred_base": 2.5},
         {"kvasir.socket": "/a", "kvasir.copy_threads": 0}, {"kvasir.socket": "/a", "kvasir.copy_threads": "all"},
+        {"kvasir.socket": "/a", "kvasir.payload_path": "shm"},
         {"kvasir.socket": ["/a", ""]}, {"kvasir.socket": ["/a", "/a"]}, {"kvasir.socket": ["/a", 1]}, {},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"kvasir\."):
             read(wrong)
+    assert read({"kvasir.socket": "/a", "kvasir.payload_path": "ring"}).payload_path == "ring"
     monkeypatch.setenv("KVASIR_SOCKET", "/b")
     assert read({}).sockets == ("/b",)
     roles = {role: (read({}, role).stores, read({}, role).loads) for role in ("kv_both", "kv_producer", "kv_consumer")}

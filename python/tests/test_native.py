@@ -218,10 +218,10 @@ def test_key_chain_refuses_what_it_cannot_hash():
     assert caught.value.kind == "InvalidArgument"
 
 
-def engine_process(body: str, socket: str, checksums: bool = True) -> dict:
+def engine_process(body: str, socket: str, checksums: bool = True, path: str = "direct") -> dict:
     """Runs `body` in a Python process of its own and returns the JSON it prints last."""
     source = f"import sys; sys.path[:0] = {[str(pathlib.Path(__file__).parent)]!r}\n" + body
-    command = [sys.executable, "-c", source, socket, str(checksums)]
+    command = [sys.executable, "-c", source, socket, str(checksums), path]
     search = os.pathsep.join([str(pathlib.Path(kvasir.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": search}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WATCHDOG_S)
@@ -232,7 +232,7 @@ def engine_process(body: str, socket: str, checksums: bool = True) -> dict:
 WRITER = """
 import json
 from test_native import *
-engine = Engine(sys.argv[1], 1)
+engine = Engine(sys.argv[1], 1, payload_path=sys.argv[3])
 seed = engine.register()
 engine.fill(5)
 chain = prompt(seed, 2 * CHUNK + 40)
@@ -246,7 +246,7 @@ print(json.dumps({"outcomes": outcomes, "seed": seed.hex(), "blocks": [engine.bl
 READER = """
 import json
 from test_native import *
-engine = Engine(sys.argv[1], 2, checksums=sys.argv[2] == "True")
+engine = Engine(sys.argv[1], 2, checksums=sys.argv[2] == "True", payload_path=sys.argv[3])
 seed = engine.register()
 engine.fill(99)
 chain = prompt(seed, 2 * CHUNK + 40)
@@ -285,6 +285,20 @@ def test_store_in_one_process_and_load_in_another(server):
     assert engine_process(READER, server.socket)["hit"] == 0
 
 
+@pytest.mark.parametrize(("writes", "reads"), [("ring", "ring"), ("ring", "direct"), ("direct", "ring")])
+def test_rings_and_mapped_pools_hold_the_same(server, writes, reads):
+    wrote = engine_process(WRITER, server.socket, path=writes)
+    assert wrote["outcomes"] == [["published"] * 2, ["published"]]
+    read = engine_process(READER, server.socket, path=reads)
+    assert (read["hit"], read["loaded"], read["degraded"]) == (2 * CHUNK + 32, [[True] * 2, [True]], False)
+    assert read["blocks"] == wrote["blocks"]
+    assert engine_process(WRITER, server.socket, path=writes)["outcomes"] == [["exists"] * 2, ["exists"]]
+    # Bytes that changed in the pool are noticed by whoever reads them, whichever way they come.
+    assert _native.testing_corrupt_pool(server.socket, 7) > 0
+    assert engine_process(READER, server.socket, path=reads)["loaded"] == [[False] * 2, [False]]
+    assert engine_process(READER, server.socket, path=reads)["hit"] == 0
+
+
 def test_mistakes_are_typed_and_copy_nothing(server):
     engine = Engine(server.socket, 1)
     chain = prompt(b"\0" * 32, CHUNK)
@@ -316,6 +330,7 @@ def test_mistakes_are_typed_and_copy_nothing(server):
     for wrong in (
         lambda: kvasir.Client(server.socket, "worker", "x", b"short"),
         lambda: kvasir.Client(server.socket, "king", "x", b"\0" * 16),
+        lambda: kvasir.Client(server.socket, "worker", "x", b"\0" * 16, payload_path="pool"),
         lambda: kvasir.Client(server.socket, "tool", "x", b"\0" * 16, deadline_s=-1.0),
         lambda: engine.client.register(DOMAIN, 0, 1, BLOCK, SPANS, [(0, "odd", 1, 0, 0, 1)], 1, 1),
         lambda: engine.client.store(0, [(b"", None, 0, CHUNK, [packed(1, 2, 3, 4)])]),

@@ -185,7 +185,7 @@ impl Work for ClientGone {
             Some(pins) => pins,
             None => {
                 turn.spend(1);
-                if core.slabs.is_locked(self.client.slab)? {
+                if !core.client(self.client)?.served && core.slabs.is_locked(self.client.slab)? {
                     return Ok(Progress::Done(false));
                 }
                 self.pins.insert(Disconnected::new(self.client))
@@ -269,8 +269,7 @@ impl Core {
     /// # Errors
     /// [`CoreError::UnknownClient`], [`CoreError::Shm`].
     pub fn is_alive(&self, client: ClientId) -> Result<bool, CoreError> {
-        self.client(client)?;
-        Ok(self.slabs.is_locked(client.slab)?)
+        Ok(!self.client(client)?.served && self.slabs.is_locked(client.slab)?)
     }
 
     /// Registers, and notes in which domains what the engine has begun is to end. Besides the answer, pieces of memory of a domain

@@ -2,6 +2,7 @@
 
 use crate::object::PayloadPath;
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use super::api::*;
 use super::books::guarded::Guards;
@@ -25,6 +26,7 @@ use crate::keys::ChunkKey;
 use crate::object::FRAME_BYTES;
 use crate::pool::{Backing, Pool, PoolConfig, Prefault, PrefaultEvent};
 use crate::shm::numa::Placement;
+use crate::shm::{Mapping, ReadWrite};
 
 /// What a rank has registered.
 #[derive(Clone, Debug)]
@@ -63,6 +65,8 @@ pub(crate) struct Client {
     pub(crate) id: ClientId,
     pub(crate) info: ClientInfo,
     pub(crate) attached: bool,
+    /// Whether the server copies for it: then it writes no frame itself, and is gone with its connection.
+    pub(crate) served: bool,
     pub(crate) registration: Option<RankRegistration>,
     pub(crate) granted: Granted,
     /// What space that is made for it now must not take.
@@ -215,6 +219,7 @@ impl Core {
             id,
             info,
             attached: false,
+            served: false,
             registration: None,
             granted: Granted::default(),
             guards: Guards::default(),
@@ -252,12 +257,26 @@ impl Core {
     /// # Errors
     /// [`CoreError::NotAttached`], [`CoreError::UnknownClient`], [`CoreError::Shm`].
     pub fn attach(&mut self, client: ClientId) -> Result<(), CoreError> {
-        self.client(client)?;
-        if !self.slabs.is_locked(client.slab)? {
+        if !self.client(client)?.served && !self.slabs.is_locked(client.slab)? {
             return Err(CoreError::NotAttached { slab: client.slab });
         }
         self.client_mut(client)?.attached = true;
         Ok(())
+    }
+
+    /// Takes a client for whom the server copies: it has no lock byte, and is alive as long as its connection.
+    ///
+    /// # Errors
+    /// [`CoreError::UnknownClient`].
+    pub fn serve_client(&mut self, client: ClientId) -> Result<(), CoreError> {
+        let entry = self.client_mut(client)?;
+        (entry.served, entry.attached) = (true, true);
+        Ok(())
+    }
+
+    /// The pool's bytes, for copies on behalf of clients that do not map it.
+    pub fn pool_memory(&self) -> Arc<Mapping<ReadWrite>> {
+        self.pool.memory()
     }
 
     /// Whether a client that has attached no longer holds its lock byte: it is gone, whoever has its connection.
@@ -265,7 +284,8 @@ impl Core {
     /// # Errors
     /// [`CoreError::UnknownClient`], [`CoreError::Shm`].
     pub fn has_let_go(&self, client: ClientId) -> Result<bool, CoreError> {
-        Ok(self.client(client)?.attached && !self.slabs.is_locked(client.slab)?)
+        let entry = self.client(client)?;
+        Ok(entry.attached && !entry.served && !self.slabs.is_locked(client.slab)?)
     }
 
     /// Records the chunk size of all domains. The same size again is fine.

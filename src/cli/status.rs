@@ -166,6 +166,8 @@ impl Asking {
             name: format!("kvasir {command} {}", env!("CARGO_PKG_VERSION")),
             engine_instance: [0; 16],
             wants_pool: false,
+            ring_bytes: 0,
+            named: false,
         });
         let greeted = asking.call(&hello);
         match greeted.map_err(|error| error.of_first(path, &asking.first))? {
@@ -377,6 +379,17 @@ fn table(status: &Value) -> String {
         );
         if client["registered"].is_object() {
             let _ = writeln!(text, "          {}", registration(&client["registered"]));
+        }
+        if client["ring"].is_object() {
+            let ring = &client["ring"];
+            let _ = writeln!(
+                text,
+                "          ring of two lanes of {}: {} stored, {} loaded in {} moves",
+                size(&ring["lane_bytes"]),
+                size(&ring["stored_bytes"]),
+                size(&ring["loaded_bytes"]),
+                show(&ring["moves"])
+            );
         }
         if client["refused"].is_string() {
             let _ = writeln!(text, "          caches nothing: {}", show(&client["refused"]));

@@ -13,14 +13,13 @@ use super::link::wanted::Wanted;
 use super::lookup::lookup::{LookupAnswer, Pin};
 use super::lookup::tickets::{Ticket, Tickets};
 use super::memory::KvMemory;
-use super::payload::load::LoadRequest;
-use super::payload::request::{StoreOutcome, StoreRequest};
+use super::payload::request::{LoadRequest, StoreOutcome, StoreRequest};
 use super::{ClientConfig, ClientError, ClientStats, Maps};
 use crate::control::{ControlView, Counter, Health};
 use crate::index::conditions::Conditions;
 use crate::index::counters::ReuseCounters;
 use crate::keys::ChunkKey;
-use crate::object::{ClientKind, LookupRequest, ObjectId};
+use crate::object::{ClientKind, LookupRequest, ObjectId, PayloadPath};
 use crate::wire::{Negotiate, NegotiateReply, RegisterKvCache, Reply, Request};
 
 /// A client that repairs its own connection. All methods may be called from any thread.
@@ -156,8 +155,11 @@ impl Client {
     /// As [`Client::negotiate`]; [`ClientError::SeedMismatch`] when the two sides would never agree on a key.
     pub fn register(&self, mut request: RegisterKvCache) -> Result<ChunkKey, ClientError> {
         let deadline = self.core.deadline();
-        if self.core.config.maps == Maps::Pool {
+        if matches!(self.core.config.maps, Maps::Pool | Maps::Ring) {
             request.copy_path = self.core.engine().to_string();
+        }
+        if self.core.config.maps == Maps::Ring {
+            request.payload_path = PayloadPath::ShmRing;
         }
         loop {
             match self.core.set_up(&Request::RegisterKvCache(request.clone())) {

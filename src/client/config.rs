@@ -11,7 +11,10 @@ use crate::object::ClientKind;
 pub enum Maps {
     /// Only the control region: every lookup is a message.
     Nothing,
-    /// The index and a pin slab too: lookups need no message. What schedulers do.
+    /// A payload ring of its own, and nothing that another client sees: stores and loads go through it, which the server
+    /// copies, and every lookup is a message.
+    Ring,
+    /// The index and a pin slab: lookups need no message. What schedulers do.
     Index,
     /// The pool too: stores and loads. What workers do.
     Pool,
@@ -36,12 +39,17 @@ pub struct ClientConfig {
     pub grant_bytes: u64,
     /// What is mapped of the server's memory.
     pub maps: Maps,
+    /// Bytes of each of the two lanes of the ring, where there is one: one way for stores, one for loads.
+    pub ring_bytes: u64,
     /// Sums the bytes of what is stored, and compares the bytes of what is loaded with the sum of their writer: an
     /// object that was damaged in the pool is a failed load. Costs a share of the copy's speed (docs/performance.md).
     pub checksums: bool,
     /// Threads of a large copy, the calling one among them; 0: as many as a measurement says is worth it, one on machines with two cores.
     pub copy_threads: usize,
 }
+
+/// Of a ring's lanes: enough that copies of both sides overlap, and little enough to stay in a large cache.
+const DEFAULT_LANE_BYTES: u64 = 8 << 20;
 
 impl ClientConfig {
     /// The defaults: calls end after 1 s, heartbeat every 10 s, 64 MiB of granted space, checksums.
@@ -59,6 +67,7 @@ impl ClientConfig {
                 ClientKind::Scheduler => Maps::Index,
                 ClientKind::Tool | ClientKind::Unspecified => Maps::Nothing,
             },
+            ring_bytes: DEFAULT_LANE_BYTES,
             checksums: true,
             copy_threads: 0,
         }

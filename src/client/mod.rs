@@ -43,8 +43,7 @@ pub use self::lookup::prompt::{Prompt, PromptTails};
 pub use self::lookup::tickets::Ticket;
 pub use self::memory::{KvGroupPages, KvMemory, LayerPages, ObjectGroupPages};
 pub use self::payload::corrupt::{Damage, corrupt_pool};
-pub use self::payload::load::LoadRequest;
-pub use self::payload::request::{StoreOutcome, StoreRequest};
+pub use self::payload::request::{LoadRequest, StoreOutcome, StoreRequest};
 
 // What calls take and answers hold, from where it is defined.
 pub use crate::control::{ControlView, Counter, Health};

@@ -14,6 +14,7 @@ mod extent;
 mod item;
 mod numbered;
 mod request;
+mod ring;
 mod shape;
 mod span;
 mod tails;
@@ -25,6 +26,7 @@ pub use request::{
     CommitAnswer, CommitRequest, GrantRequest, Lookup, LookupAnswer, LookupRequest, RetrieveAnswer,
     RetrieveRequest,
 };
+pub use ring::{RingPart, RingRun};
 pub use shape::{DomainShape, GroupRegistration, GroupShape, tail_bit};
 pub use span::{GroupSpan, GroupSpans};
 pub use tails::{Tail, TailList, Tails};

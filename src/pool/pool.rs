@@ -14,8 +14,8 @@ use super::memory::{SYSTEM_ROOT, available_memory};
 use super::prefault::{Pages, prefault_threads};
 use super::{PoolError, Prefault, PrefaultEvent};
 use crate::object::{Extent, FRAME_BYTES};
-use crate::shm::ShmError;
 use crate::shm::numa::Placement;
+use crate::shm::{Mapping, ReadWrite, ShmError};
 use crate::sync::shared::{Ordering, fence};
 
 /// Frames that a record can number, less one so that no end overflows.
@@ -102,6 +102,11 @@ impl Pool {
     pub fn descriptor(&self) -> Result<OwnedFd, PoolError> {
         let fd = self.memory.memfd.as_fd().try_clone_to_owned();
         Ok(fd.map_err(|e| ShmError::os("dup", self.memory.memfd.name(), e))?)
+    }
+
+    /// The mapped bytes, for copies on behalf of clients that map none of them.
+    pub fn memory(&self) -> Arc<Mapping<ReadWrite>> {
+        Arc::clone(&self.memory.mapping)
     }
 
     /// Starts to make the pool's pages present. See [`Pool::prefaulted`].

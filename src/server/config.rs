@@ -14,6 +14,9 @@ use crate::shm::numa::Numa;
 /// The most bytes that a socket path can have.
 pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
 
+/// The longest name of `--export`.
+const MAX_EXPORT_NAME_BYTES: usize = 64;
+
 /// The most characters of a file's line that an error shows.
 const SHOWN_CHARS: usize = 60;
 
@@ -56,6 +59,14 @@ pub enum SettingsError {
         /// Its value.
         path: PathBuf,
     },
+    /// A name that cannot be exported.
+    #[error("{name} is {value:?}; it has to be 1 to 64 letters, digits, - or _")]
+    Name {
+        /// The setting.
+        name: String,
+        /// Its value.
+        value: String,
+    },
     /// A number outside its range.
     #[error("{name} is {value}; it has to be between {min} and {max}")]
     Range {
@@ -89,6 +100,7 @@ impl SettingsError {
         match &mut self {
             Self::ChunkSize { name, .. }
             | Self::NotUtf8 { name, .. }
+            | Self::Name { name, .. }
             | Self::Range { name, .. }
             | Self::Size { name, .. } => *name = named(name),
             Self::Read { .. } | Self::Parse { .. } => {}
@@ -253,6 +265,9 @@ pub struct Settings {
     #[cfg_attr(feature = "cli", arg(long, value_name = "PATH", env = "KVASIR_FLEET_FILE"))]
     #[serde(default, deserialize_with = "path_not_empty")]
     pub fleet_file: Option<PathBuf>,
+    /// Name under which rings are exported to clients that cannot receive descriptors [default: none]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "NAME", env = "KVASIR_EXPORT"))]
+    pub export: Option<String>,
     /// Engine processes at a time, at most 256 [default: 256]
     #[cfg_attr(feature = "cli", arg(long, value_name = "N", env = "KVASIR_MAX_CLIENTS"))]
     pub max_clients: Option<u32>,
@@ -286,6 +301,7 @@ impl Settings {
             chunk_size_policy: self.chunk_size_policy.or(under.chunk_size_policy),
             chunk_scope: self.chunk_scope.or(under.chunk_scope),
             fleet_file: self.fleet_file.or(under.fleet_file),
+            export: self.export.or(under.export),
             max_clients: self.max_clients.or(under.max_clients),
             log_level: self.log_level.or(under.log_level),
         }
@@ -337,6 +353,9 @@ pub struct Config {
     /// Where several servers agree.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fleet_file: Option<PathBuf>,
+    /// Under which name rings are exported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub export: Option<String>,
     /// Clients at a time that map the pool or hold pins.
     pub max_clients: u32,
     /// What is logged.
@@ -355,6 +374,7 @@ impl Config {
             chunk_size_policy: ChunkSizePolicy::Negotiate,
             chunk_scope: ChunkScope::Server,
             fleet_file: None,
+            export: None,
             max_clients: crate::cache::SLABS as u32,
             log_level: LogLevel::Info,
         }
@@ -377,6 +397,7 @@ impl Config {
             chunk_size_policy,
             chunk_scope,
             fleet_file,
+            export,
             max_clients,
             log_level,
         } = settings;
@@ -389,6 +410,7 @@ impl Config {
             chunk_size_policy: chunk_size_policy.unwrap_or(default.chunk_size_policy),
             chunk_scope: chunk_scope.unwrap_or(default.chunk_scope),
             fleet_file,
+            export,
             max_clients: max_clients.unwrap_or(default.max_clients),
             log_level: log_level.unwrap_or(default.log_level),
             socket: default.socket,
@@ -411,6 +433,10 @@ impl Config {
             });
         }
         config.check_paths()?;
+        if let Some(value) = config.export.clone().filter(|name| !is_name(name)) {
+            let name = "--export".to_owned();
+            return Err(SettingsError::Name { name, value });
+        }
         Ok(config)
     }
 
@@ -446,6 +472,12 @@ impl Config {
             })
         })
     }
+}
+
+/// Whether rings can be exported under a name.
+pub(super) fn is_name(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    (1..=MAX_EXPORT_NAME_BYTES).contains(&name.len()) && name.chars().all(fits)
 }
 
 fn in_range(name: &str, value: u64, min: u64, max: u64) -> Result<(), SettingsError> {

@@ -10,8 +10,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::answer::exhausted;
-use super::dispatch::{self, Session};
+use super::dispatch;
 use super::offload::{self, LONG_BYTES, reply_bytes};
+use super::opening::{self, Session};
 use super::outbox::{Full, Outbox};
 use super::peer::Peer;
 use super::state::{ConnectionCount, Server};
@@ -293,7 +294,7 @@ impl Connection {
             );
             return Err(self.refuse(id, error));
         };
-        let opened = match dispatch::open(&self.server, hello, &self.peer) {
+        let opened = match opening::open(&self.server, hello, &self.peer) {
             Ok(opened) => opened,
             Err(error) => return Err(self.refuse(id, error)),
         };
@@ -324,7 +325,7 @@ impl Connection {
 
     /// Says that a reply does not fit, and undoes what it promised.
     fn too_long(&mut self, id: u64, too_large: EncodeError, reply: &Reply) -> Result<(), End> {
-        if let Some(session) = &self.session {
+        if let Some(session) = &mut self.session {
             dispatch::take_back(&self.server, session, reply);
         }
         let error = WireError::new(
@@ -338,6 +339,9 @@ impl Connection {
     /// Queues the last reply of this connection.
     fn refuse(&mut self, id: u64, error: WireError) -> End {
         let code = error.code;
+        if code == ErrorCode::RingBroken {
+            self.server.rings.count_broken();
+        }
         self.server.journal.refused(self.peer.cred.pid, &error);
         match self.reply(id, &Reply::Error(error)) {
             Ok(()) => End::Refused(code),

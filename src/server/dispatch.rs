@@ -1,156 +1,25 @@
 //! A request becomes a call of the binding or the core, and its result a reply.
 
-use std::os::fd::OwnedFd;
-use std::rc::Rc;
-
 use tracing::info;
 
 use super::answer::Answer;
-use super::peer::Peer;
-use super::session::{SessionInfo, one_line};
+use super::opening::{Session, client_info, draining};
+use super::rings;
+use super::session::one_line;
 use super::state::Server;
 use super::status;
 use super::work::work;
 use crate::cache::{
-    Abort, Clear, ClientId, ClientInfo, Committing, Core, Discard, Grant, Looking, Register, Registration,
-    Releasing, ReleasingLabel, Retrieving, Turn, Unregister,
+    Abort, Clear, ClientId, Committing, Core, Discard, Grant, Looking, Register, Registration, Releasing,
+    ReleasingLabel, Retrieving, Turn, Unregister,
 };
-use crate::control::view::CONTROL_BYTES;
-use crate::control::{DomainId, NegotiateRequest};
+use crate::control::NegotiateRequest;
 use crate::geometry::chunk;
 use crate::keys::ChunkKey;
-use crate::object::{CommitRequest, FRAME_BYTES, Lookup, PayloadPath, RetrieveRequest};
+use crate::object::{CommitRequest, Lookup, PayloadPath, RetrieveRequest, RingPart, RingRun};
 use crate::wire::{
-    ErrorCode, Hello, HelloReply, Negotiate, NegotiateReply, PROTOCOL_VERSION, Region, RegionKind,
-    RegisterKvCache, RegisterReply, Reply, Request, WireError,
+    ErrorCode, Negotiate, NegotiateReply, RegisterKvCache, RegisterReply, Reply, Request, WireError,
 };
-
-/// A connection that has said hello. However it ends, what its client held is taken back as soon as may be.
-pub(super) struct Session {
-    server: Rc<Server>,
-    /// Its number in [`Server::sessions`].
-    number: u64,
-    hello: Hello,
-    client: Option<ClientId>,
-    /// Of the last successful negotiation.
-    binding_domain: Option<DomainId>,
-    /// The domain that its figures count for.
-    looked_up: Option<ChunkKey>,
-}
-
-impl Session {
-    /// Its number in [`Server::sessions`].
-    pub(super) fn number(&self) -> u64 {
-        self.number
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.server.end_session(self.number);
-    }
-}
-
-/// What a hello led to.
-pub(super) struct Opened {
-    pub(super) session: Session,
-    pub(super) reply: HelloReply,
-    pub(super) fds: Vec<OwnedFd>,
-}
-
-/// Answers the first frame of a connection.
-pub(super) fn open(server: &Rc<Server>, hello: Hello, peer: &Peer) -> Result<Opened, WireError> {
-    if hello.protocol_version != PROTOCOL_VERSION {
-        let theirs = hello.protocol_version;
-        return Err(WireError::new(
-            ErrorCode::ProtocolVersion,
-            format_args!(
-                "you speak protocol version {theirs}, this server version {PROTOCOL_VERSION}; upgrade the older of the two"
-            ),
-            [u64::from(theirs), u64::from(PROTOCOL_VERSION)],
-        ));
-    }
-    if server.is_draining() {
-        return Err(draining());
-    }
-    let control = server.control.client_fd().map_err(|e| e.to_wire())?;
-    let mut regions = vec![region(RegionKind::Control, 0, CONTROL_BYTES as u64)];
-    let mut fds = vec![control];
-    let client = if hello.wants_pool {
-        Some(open_pool(server, &hello, &mut regions, &mut fds)?)
-    } else {
-        None
-    };
-    let boot = server.control.boot();
-    let reply = HelloReply {
-        protocol_version: PROTOCOL_VERSION,
-        features: 0,
-        boot_id: boot.boot_id,
-        boot_seq: boot.boot_seq,
-        pool_id: server.pool_id,
-        frame_bytes: FRAME_BYTES as u32,
-        slab: client.map_or(0, |client| u32::from(client.slab())),
-        regions,
-    };
-    let number = server.begin_session(SessionInfo::new(&hello, peer, client));
-    let session = Session {
-        server: Rc::clone(server),
-        number,
-        hello,
-        client,
-        binding_domain: None,
-        looked_up: None,
-    };
-    Ok(Opened { session, reply, fds })
-}
-
-/// A slab for the client, and the descriptors of the shm-direct path in the order of docs/protocol.md.
-fn open_pool(
-    server: &Server,
-    hello: &Hello,
-    regions: &mut Vec<Region>,
-    fds: &mut Vec<OwnedFd>,
-) -> Result<ClientId, WireError> {
-    let mut core = server.core();
-    let client = core.open_client(client_info(hello)).map_err(|e| e.to_wire())?;
-    let parts = match core.regions(client) {
-        Ok(parts) => parts,
-        Err(error) => {
-            // Nothing was sent, so the lock byte cannot be held: this gives the slab back.
-            let _ = core.client_gone(client);
-            return Err(error.to_wire());
-        }
-    };
-    regions.extend([
-        region(RegionKind::Index, 0, parts.index_bytes),
-        region(RegionKind::Epochs, 0, parts.epochs_bytes),
-        region(RegionKind::PinSlab, parts.slab_offset, parts.slab_bytes),
-        region(RegionKind::Liveness, u64::from(client.slab()), 1),
-        region(RegionKind::Pool, 0, parts.pool_bytes),
-    ]);
-    fds.extend([parts.index, parts.epochs, parts.slabs, parts.liveness, parts.pool]);
-    Ok(client)
-}
-
-fn region(kind: RegionKind, offset: u64, bytes: u64) -> Region {
-    Region { kind, offset, bytes }
-}
-
-fn client_info(hello: &Hello) -> ClientInfo {
-    ClientInfo {
-        engine_instance: hello.engine_instance,
-        kind: hello.kind,
-        name: hello.name.clone(),
-    }
-}
-
-fn draining() -> WireError {
-    WireError::new(
-        ErrorCode::Draining,
-        "the server is stopping; connect again once a new one is up",
-        [],
-    )
-}
 
 /// Answers a frame after the hello.
 ///
@@ -210,17 +79,29 @@ async fn handle(
                 warnings: Vec::new(),
             }))
         }
-        Request::Attach => ack(with_client(server, session, Core::attach)),
+        Request::Attach => {
+            with_client(server, session, Core::attach)?;
+            if let Some(ring) = &mut session.ring {
+                ring.attached();
+            }
+            Ok(Reply::Ack)
+        }
         Request::RegisterKvCache(request) => register(server, session, request, turn).await,
         Request::UnregisterKvCache => ack(unregister(server, session, turn).await),
         Request::Lookup(request) => lookup(server, session, request, turn).await,
         Request::Retrieve(request) => retrieve(server, session, request, turn).await,
         Request::Release { pins } => {
             let client = client_of(server, session)?;
+            if let Some(ring) = &mut session.ring {
+                ring.forget_pins(&pins);
+            }
             ack(work(server, Releasing::new(client, &pins), turn).await)
         }
         Request::ReleaseLabel { label } => {
             let client = client_of(server, session)?;
+            if let Some(ring) = &mut session.ring {
+                ring.forget_label(label);
+            }
             ack(work(server, ReleasingLabel::new(client, label), turn).await)
         }
         Request::Grant(request) => {
@@ -232,6 +113,9 @@ async fn handle(
         Request::Commit(request) => commit(server, session, request, turn).await,
         Request::Abort { extents } => {
             let client = client_of(server, session)?;
+            if let Some(ring) = &mut session.ring {
+                rings::forget_frames(ring, &extents, turn).await;
+            }
             ack(work(server, Abort::new(client, &extents), turn).await)
         }
         Request::Clear => {
@@ -246,6 +130,8 @@ async fn handle(
         Request::Status => Ok(Reply::Status {
             json: status::document(server, session.number, turn).await?,
         }),
+        Request::RingWrite { runs } => ring_write(server, session, &runs, turn).await,
+        Request::RingRead { pin, parts } => ring_read(server, session, pin, &parts, turn).await,
     }
 }
 
@@ -356,6 +242,13 @@ async fn register(
             [u64::from(PayloadPath::ShmDirect.number())],
         ));
     }
+    if request.payload_path == PayloadPath::ShmRing && session.ring.is_none() {
+        return Err(WireError::new(
+            ErrorCode::InvalidArgument,
+            "payload path shm-ring needs a ring; connect with ring_bytes set",
+            [u64::from(PayloadPath::ShmRing.number())],
+        ));
+    }
     let domain_seed = request.domain.seed(u64::from(chunk_size));
     let domain_seed = domain_seed.map_err(|error| WireError::new(ErrorCode::InvalidArgument, error, []))?;
     let registration = registration(&request, domain_seed, chunk_size);
@@ -459,6 +352,12 @@ async fn retrieve(
     require_bound(server, session)?;
     let client = client_of(server, session)?;
     let found = work(server, Retrieving::new(client, &request), turn).await?;
+    if let Some(ring) = &mut session.ring
+        && !ring.keep(request.label, &found, turn)
+    {
+        work(server, Releasing::new(client, &[found.pin]), turn).await?;
+        return Err(rings::too_many_places(&found));
+    }
     Ok(Reply::Retrieve(found))
 }
 
@@ -473,13 +372,49 @@ async fn commit(
     if server.is_draining() {
         request.grant_bytes = 0; // what was stored is taken, but nothing more is granted
     }
-    let answer = work(server, Committing::new(client, &request), turn).await?;
-    Ok(Reply::Commit(answer))
+    let filled = match &session.ring {
+        Some(ring) => rings::check_filled(ring, &request, turn).await,
+        None => Ok(()),
+    };
+    let answer = match filled {
+        Ok(()) => work(server, Committing::new(client, &request), turn).await,
+        Err(error) => Err(error),
+    };
+    if let Some(ring) = &mut session.ring {
+        // Whatever became of it: what is still the client's it writes again.
+        rings::forget_frames(ring, &request.extents, turn).await;
+    }
+    Ok(Reply::Commit(answer?))
+}
+
+async fn ring_write(
+    server: &Server,
+    session: &mut Session,
+    runs: &[RingRun],
+    turn: &mut Turn,
+) -> Result<Reply, WireError> {
+    let client = client_of(server, session)?;
+    let ring = session.ring.as_mut().ok_or_else(rings::none)?;
+    rings::write(server, client, ring, runs, turn).await
+}
+
+async fn ring_read(
+    server: &Server,
+    session: &mut Session,
+    pin: u64,
+    parts: &[RingPart],
+    turn: &mut Turn,
+) -> Result<Reply, WireError> {
+    let ring = session.ring.as_mut().ok_or_else(rings::none)?;
+    rings::read(server, ring, pin, parts, turn).await
 }
 
 /// Undoes what a reply promised that could not be sent.
-pub(super) fn take_back(server: &Server, session: &Session, reply: &Reply) {
+pub(super) fn take_back(server: &Server, session: &mut Session, reply: &Reply) {
     let Some(client) = session.client else { return };
+    if let (Some(ring), Reply::Retrieve(found)) = (&mut session.ring, reply) {
+        ring.forget_pins(&[found.pin]);
+    }
     let mut core = server.core();
     // The client never learns of these, so nothing else can have ended them.
     let _ = match reply {

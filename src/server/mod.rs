@@ -5,7 +5,9 @@
 //! run, state                 the life of a server; what all connections share
 //! listen, name_watch         the socket's name
 //! accept, connection, peer   one connection: who, frames in, replies out (outbox, offload)
+//! opening                    the first frame: what a client gets
 //! dispatch, work, answer     a request becomes a call, in turns, and its result a reply
+//! rings                      clients that map no pool: ring, ring_desk (who gets one), ring_copy, export (their names)
 //! session                    what a connection said of itself
 //! bindings                   the chunk sizes; fleet, fleet_desk: the record that servers share
 //! ends, liveness, leaving    clients that have gone, and those that may have
@@ -13,7 +15,7 @@
 //! ```
 //!
 //! One thread runs the whole control plane, in turns: whatever takes long goes on after others were served.
-//! Other threads make the pool's pages present, read and write frames that are long, write the log, and wait for file
+//! Other threads make the pool's pages present, copy between it and rings, read and write frames that are long, write the log, and wait for file
 //! systems. Without clients nothing wakes up. Every refusal is an answer with a code and numbers, and no peer can make
 //! the server wait: reads are bounded by the frame limits, replies by a queue.
 
@@ -24,6 +26,7 @@ pub(crate) mod config;
 mod connection;
 mod dispatch;
 mod ends;
+mod export;
 mod fleet;
 mod fleet_desk;
 mod journal;
@@ -33,9 +36,14 @@ pub(crate) mod listen;
 mod liveness;
 mod name_watch;
 mod offload;
+mod opening;
 mod outbox;
 mod peer;
 mod placement;
+mod ring;
+mod ring_copy;
+mod ring_desk;
+mod rings;
 mod run;
 mod session;
 mod size;
@@ -44,6 +52,7 @@ mod status;
 mod work;
 
 pub use config::{ChunkScope, ChunkSize, ChunkSizePolicy, Config, LogLevel, Settings, SettingsError};
+pub use export::ExportError;
 pub use fleet::FleetError;
 pub use limits::LimitError;
 pub use listen::ListenError;
@@ -76,6 +85,9 @@ pub enum ServerError {
     /// The fleet's record cannot be used.
     #[error(transparent)]
     Fleet(#[from] FleetError),
+    /// The exported name cannot be had.
+    #[error(transparent)]
+    Export(#[from] ExportError),
     /// The cache could not be made.
     #[error("{0}")]
     Core(#[from] CoreError),

@@ -29,8 +29,13 @@ pub(super) type TooLong = (EncodeError, Box<Reply>);
 impl Offload {
     /// Nobody does yet.
     pub(super) fn new() -> Self {
+        Self::at_once(AT_ONCE)
+    }
+
+    /// The same for so much work at a time.
+    pub(super) fn at_once(limit: usize) -> Self {
         Self {
-            permits: Semaphore::new(AT_ONCE),
+            permits: Semaphore::new(limit),
         }
     }
 
@@ -48,7 +53,8 @@ impl Offload {
         .await
     }
 
-    async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+    /// Does something that takes long, on another thread and when it is its turn.
+    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         // Never closed, so there is always a permit to wait for.
         let _permit = self.permits.acquire().await;
         match tokio::task::spawn_blocking(work).await {

@@ -1,10 +1,12 @@
 //! What the server knows of a connection that has said hello, and how it is called in logs and status.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use tokio::sync::Notify;
 
 use super::peer::Peer;
+use super::ring::RingCounters;
 use crate::cache::ClientId;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
@@ -18,6 +20,8 @@ pub(super) struct SessionInfo {
     pub(super) name: String,
     pub(super) engine_instance: [u8; 16],
     pub(super) client: Option<ClientId>,
+    /// What has gone through its ring, if it has one.
+    pub(super) ring: Option<Arc<RingCounters>>,
     pub(super) registered: Option<Registered>,
     /// Why this client caches nothing, where the server knows: what it was told last when it set up.
     pub(super) refused: Option<String>,
@@ -33,7 +37,12 @@ pub(super) struct Registered {
 }
 
 impl SessionInfo {
-    pub(super) fn new(hello: &Hello, peer: &Peer, client: Option<ClientId>) -> Self {
+    pub(super) fn new(
+        hello: &Hello,
+        peer: &Peer,
+        client: Option<ClientId>,
+        ring: Option<Arc<RingCounters>>,
+    ) -> Self {
         Self {
             pid: peer.cred.pid,
             gone: Rc::clone(&peer.gone),
@@ -41,6 +50,7 @@ impl SessionInfo {
             name: hello.name.clone(),
             engine_instance: hello.engine_instance,
             client,
+            ring,
             registered: None,
             refused: None,
         }

@@ -14,6 +14,7 @@ use super::config::Config;
 use super::journal::Journal;
 use super::leaving::{Ends, Orphan};
 use super::offload::Offload;
+use super::ring_desk::RingDesk;
 use super::session::SessionInfo;
 use super::{ServerError, limits};
 use crate::cache::{Core, CoreConfig};
@@ -21,11 +22,15 @@ use crate::control::{BootInfo, ControlRegion, Counter, Health};
 use crate::keys::ChunkKey;
 use crate::pool::Seen;
 use crate::shm::process::random_id;
+use crate::shm::{Mapping, ReadWrite};
 use crate::sync::shared::Ordering;
 use crate::wire::Encoder;
 
 /// Replies of this size and more are rare; the memory for one is given back after it.
 const ENCODER_BYTES_KEPT: usize = 256 << 10;
+
+/// Copies of rings at a time: as many as two clients can keep busy, and no more of the machine.
+const COPIES_AT_ONCE: usize = 2;
 
 /// The server's state.
 pub(super) struct Server {
@@ -39,6 +44,10 @@ pub(super) struct Server {
     encoder: RefCell<Encoder>,
     /// Where long frames are read and written.
     pub(super) offload: Offload,
+    /// Where rings and the pool are copied between.
+    pub(super) copies: Offload,
+    pub(super) rings: RingDesk,
+    pub(super) pool_memory: Arc<Mapping<ReadWrite>>,
     /// Clients that are to be taken down.
     pub(super) ends: Ends,
     /// Connections that have said hello, by a number of their own.
@@ -77,6 +86,8 @@ impl Server {
             max_clients: config.max_clients as usize,
             ..CoreConfig::default()
         })?;
+        let pool_memory = core.pool_memory();
+        let rings = RingDesk::new(config.export.as_deref(), pool_memory.len() as u64)?;
         let core = Arc::new(Mutex::new(core));
         let control = Arc::new(ControlRegion::create(boot)?);
         let bindings = Bindings::new(&config, &control, &core)?;
@@ -90,6 +101,9 @@ impl Server {
             core,
             encoder: RefCell::default(),
             offload: Offload::new(),
+            copies: Offload::at_once(COPIES_AT_ONCE),
+            rings,
+            pool_memory,
             ends: Ends::default(),
             sessions: RefCell::default(),
             next_session: Cell::new(1),

@@ -1,12 +1,14 @@
 //! The status document. Its shape is described in docs/operations.md and only grows.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 
 use super::config::{ChunkScope, ChunkSize, ChunkSizePolicy};
 use super::fleet::hex;
 use super::limits::SPARE_CONNECTIONS;
+use super::ring::RingCounters;
 use super::session::{Registered, SessionInfo, client_kind, group_kind};
 use super::state::Server;
 use super::work::{next_turn, work};
@@ -116,6 +118,7 @@ fn head(server: &Server, status: &CoreStatus) -> Value {
         "models": models(status),
         "connections": server.connections(),
         "store_amplification": amplification(&status.reported),
+        "rings": rings(server),
         "limits": limits(server),
     })
 }
@@ -129,6 +132,22 @@ fn limits(server: &Server) -> Value {
         "domains": MAX_DOMAINS,
         "binding_domains": MAX_BINDING_DOMAINS,
         "pin_words": PIN_WORDS,
+    })
+}
+
+/// Payload rings of all clients, and how many clients broke theirs.
+fn rings(server: &Server) -> Value {
+    let (bytes, limit) = server.rings.totals();
+    json!({ "bytes": bytes, "limit": limit, "broken": server.rings.broken() })
+}
+
+fn ring(counters: &RingCounters) -> Value {
+    json!({
+        "lane_bytes": counters.lane_bytes,
+        "named": counters.named,
+        "stored_bytes": counters.stored_bytes.load(Ordering::Relaxed),
+        "loaded_bytes": counters.loaded_bytes.load(Ordering::Relaxed),
+        "moves": counters.moves.load(Ordering::Relaxed),
     })
 }
 
@@ -176,6 +195,7 @@ fn connected(info: &SessionInfo, core: Option<&ClientStatus>) -> Value {
         "engine": hex(&info.engine_instance),
     });
     row["refused"] = json!(info.refused);
+    row["ring"] = info.ring.as_deref().map_or(Value::Null, ring);
     add_core(&mut row, core);
     row["registered"] = info.registered.as_ref().map_or(Value::Null, registered);
     if let Some((_, domain)) = core.and_then(|core| core.registered) {
@@ -239,6 +259,7 @@ fn orphan(core: &ClientStatus) -> Value {
         "engine": hex(&core.info.engine_instance),
         "registered": null,
         "refused": null,
+        "ring": null,
     });
     add_core(&mut row, Some(core));
     row

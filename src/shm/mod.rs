@@ -1,4 +1,4 @@
-//! Shared memory: memfds, seals, mappings, lock bytes, descriptor passing.
+//! Shared memory: memfds, seals, mappings, lock bytes, descriptor passing, payload rings.
 //!
 //! Everything that needs `unsafe` to talk to the kernel about shared memory is in this module, so that
 //! the layers above can be safe code. The invariants its files rely on:
@@ -24,6 +24,7 @@ pub mod process;
 mod raw_map;
 #[cfg(all(feature = "server", not(loom)))] // waits in the event loop
 pub(crate) mod readable;
+pub mod ring;
 pub(crate) mod socket_path;
 mod words;
 

@@ -9,7 +9,7 @@ use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::object::{
     CommitRequest, DomainShape, Extent, GrantRequest, GroupSpan, Lookup, LookupAnswer, ObjectId,
-    PartLocation, RetrieveAnswer, RetrieveRequest, StoreItem,
+    PartLocation, RetrieveAnswer, RetrieveRequest, RingPart, RingRun, StoreItem,
 };
 
 type Builder = FlatBufferBuilder<'static>;
@@ -152,6 +152,8 @@ fn request_body(b: &mut Builder, request: &Request) -> (fb::RequestBody, WIPOffs
             Body::Status,
             fb::Status::create(b, &fb::StatusArgs {}).as_union_value(),
         ),
+        Request::RingWrite { runs } => (Body::RingWrite, ring_write_body(b, runs)),
+        Request::RingRead { pin, parts } => (Body::RingRead, ring_read_body(b, *pin, parts)),
     }
 }
 
@@ -163,8 +165,26 @@ fn hello_body(b: &mut Builder, hello: &Hello) -> WIPOffset<UnionWIPOffset> {
         name: Some(b.create_string(&hello.name)),
         engine_instance: Some(b.create_vector(&hello.engine_instance)),
         wants_pool: hello.wants_pool,
+        ring_bytes: hello.ring_bytes,
+        named: hello.named,
     };
     fb::Hello::create(b, &args).as_union_value()
+}
+
+fn ring_write_body(b: &mut Builder, runs: &[RingRun]) -> WIPOffset<UnionWIPOffset> {
+    let rows = runs
+        .iter()
+        .map(|run| fb::RingRun::new(run.bytes, run.frame, run.offset));
+    let runs = Some(b.create_vector_from_iter(rows));
+    fb::RingWrite::create(b, &fb::RingWriteArgs { runs }).as_union_value()
+}
+
+fn ring_read_body(b: &mut Builder, pin: u64, parts: &[RingPart]) -> WIPOffset<UnionWIPOffset> {
+    let rows = parts
+        .iter()
+        .map(|part| fb::RingPart::new(part.offset, part.bytes, part.place));
+    let parts = Some(b.create_vector_from_iter(rows));
+    fb::RingRead::create(b, &fb::RingReadArgs { pin, parts }).as_union_value()
 }
 
 fn negotiate_body(b: &mut Builder, negotiate: &Negotiate) -> WIPOffset<UnionWIPOffset> {
@@ -335,6 +355,16 @@ fn hello_reply_body(b: &mut Builder, hello: &HelloReply) -> WIPOffset<UnionWIPOf
         .iter()
         .map(|region| fb::Region::new(fb::RegionKind(region.kind.number()), region.offset, region.bytes));
     let regions = b.create_vector_from_iter(regions);
+    let mut named = Vec::with_capacity(hello.named.len());
+    for region in &hello.named {
+        let args = fb::NamedRegionArgs {
+            kind: fb::RegionKind(region.kind.number()),
+            path: Some(b.create_string(&region.path)),
+            bytes: region.bytes,
+        };
+        named.push(fb::NamedRegion::create(b, &args));
+    }
+    let named = (!named.is_empty()).then(|| b.create_vector(&named));
     let (boot_id, pool_id) = (id_hash(&hello.boot_id), id_hash(&hello.pool_id));
     let args = fb::HelloReplyArgs {
         protocol_version: hello.protocol_version,
@@ -345,6 +375,7 @@ fn hello_reply_body(b: &mut Builder, hello: &HelloReply) -> WIPOffset<UnionWIPOf
         frame_bytes: hello.frame_bytes,
         slab: hello.slab,
         regions: Some(regions),
+        named,
     };
     fb::HelloReply::create(b, &args).as_union_value()
 }

@@ -62,6 +62,8 @@ numbered! {
         InvalidArgument = 25,
         /// The server has no descriptors or memory left for now; try again.
         Exhausted = 26,
+        /// The client has broken its payload ring.
+        RingBroken = 27,
     }
 }
 
@@ -70,10 +72,17 @@ impl ErrorCode {
     pub fn closes_connection(self) -> bool {
         use ErrorCode::{
             Descriptors, FrameTooLarge, HelloExpected, Malformed, PermissionDenied, ProtocolVersion,
+            RingBroken,
         };
         matches!(
             self,
-            ProtocolVersion | Malformed | FrameTooLarge | HelloExpected | Descriptors | PermissionDenied
+            ProtocolVersion
+                | Malformed
+                | FrameTooLarge
+                | HelloExpected
+                | Descriptors
+                | PermissionDenied
+                | RingBroken
         )
     }
 

@@ -227,19 +227,20 @@ pub mod kvasir {
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
-        pub const ENUM_MAX_REGION_KIND: u8 = 5;
+        pub const ENUM_MAX_REGION_KIND: u8 = 6;
         #[deprecated(
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
         #[allow(non_camel_case_types)]
-        pub const ENUM_VALUES_REGION_KIND: [RegionKind; 6] = [
+        pub const ENUM_VALUES_REGION_KIND: [RegionKind; 7] = [
             RegionKind::Control,
             RegionKind::Index,
             RegionKind::Epochs,
             RegionKind::PinSlab,
             RegionKind::Liveness,
             RegionKind::Pool,
+            RegionKind::Ring,
         ];
 
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -253,9 +254,10 @@ pub mod kvasir {
             pub const PinSlab: Self = Self(3);
             pub const Liveness: Self = Self(4);
             pub const Pool: Self = Self(5);
+            pub const Ring: Self = Self(6);
 
             pub const ENUM_MIN: u8 = 0;
-            pub const ENUM_MAX: u8 = 5;
+            pub const ENUM_MAX: u8 = 6;
             pub const ENUM_VALUES: &'static [Self] = &[
                 Self::Control,
                 Self::Index,
@@ -263,6 +265,7 @@ pub mod kvasir {
                 Self::PinSlab,
                 Self::Liveness,
                 Self::Pool,
+                Self::Ring,
             ];
             /// Returns the variant's name or "" if unknown.
             pub fn variant_name(self) -> Option<&'static str> {
@@ -273,6 +276,7 @@ pub mod kvasir {
                     Self::PinSlab => Some("PinSlab"),
                     Self::Liveness => Some("Liveness"),
                     Self::Pool => Some("Pool"),
+                    Self::Ring => Some("Ring"),
                     _ => None,
                 }
             }
@@ -555,13 +559,13 @@ pub mod kvasir {
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
-        pub const ENUM_MAX_ERROR_CODE: u16 = 26;
+        pub const ENUM_MAX_ERROR_CODE: u16 = 27;
         #[deprecated(
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
         #[allow(non_camel_case_types)]
-        pub const ENUM_VALUES_ERROR_CODE: [ErrorCode; 27] = [
+        pub const ENUM_VALUES_ERROR_CODE: [ErrorCode; 28] = [
             ErrorCode::Internal,
             ErrorCode::ProtocolVersion,
             ErrorCode::Malformed,
@@ -589,6 +593,7 @@ pub mod kvasir {
             ErrorCode::InvalidKey,
             ErrorCode::InvalidArgument,
             ErrorCode::Exhausted,
+            ErrorCode::RingBroken,
         ];
 
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -623,9 +628,10 @@ pub mod kvasir {
             pub const InvalidKey: Self = Self(24);
             pub const InvalidArgument: Self = Self(25);
             pub const Exhausted: Self = Self(26);
+            pub const RingBroken: Self = Self(27);
 
             pub const ENUM_MIN: u16 = 0;
-            pub const ENUM_MAX: u16 = 26;
+            pub const ENUM_MAX: u16 = 27;
             pub const ENUM_VALUES: &'static [Self] = &[
                 Self::Internal,
                 Self::ProtocolVersion,
@@ -654,6 +660,7 @@ pub mod kvasir {
                 Self::InvalidKey,
                 Self::InvalidArgument,
                 Self::Exhausted,
+                Self::RingBroken,
             ];
             /// Returns the variant's name or "" if unknown.
             pub fn variant_name(self) -> Option<&'static str> {
@@ -685,6 +692,7 @@ pub mod kvasir {
                     Self::InvalidKey => Some("InvalidKey"),
                     Self::InvalidArgument => Some("InvalidArgument"),
                     Self::Exhausted => Some("Exhausted"),
+                    Self::RingBroken => Some("RingBroken"),
                     _ => None,
                 }
             }
@@ -749,13 +757,13 @@ pub mod kvasir {
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
-        pub const ENUM_MAX_REQUEST_BODY: u8 = 16;
+        pub const ENUM_MAX_REQUEST_BODY: u8 = 18;
         #[deprecated(
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
         #[allow(non_camel_case_types)]
-        pub const ENUM_VALUES_REQUEST_BODY: [RequestBody; 17] = [
+        pub const ENUM_VALUES_REQUEST_BODY: [RequestBody; 19] = [
             RequestBody::NONE,
             RequestBody::Hello,
             RequestBody::Negotiate,
@@ -773,6 +781,8 @@ pub mod kvasir {
             RequestBody::Clear,
             RequestBody::Status,
             RequestBody::Discard,
+            RequestBody::RingWrite,
+            RequestBody::RingRead,
         ];
 
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -797,9 +807,11 @@ pub mod kvasir {
             pub const Clear: Self = Self(14);
             pub const Status: Self = Self(15);
             pub const Discard: Self = Self(16);
+            pub const RingWrite: Self = Self(17);
+            pub const RingRead: Self = Self(18);
 
             pub const ENUM_MIN: u8 = 0;
-            pub const ENUM_MAX: u8 = 16;
+            pub const ENUM_MAX: u8 = 18;
             pub const ENUM_VALUES: &'static [Self] = &[
                 Self::NONE,
                 Self::Hello,
@@ -818,6 +830,8 @@ pub mod kvasir {
                 Self::Clear,
                 Self::Status,
                 Self::Discard,
+                Self::RingWrite,
+                Self::RingRead,
             ];
             /// Returns the variant's name or "" if unknown.
             pub fn variant_name(self) -> Option<&'static str> {
@@ -839,6 +853,8 @@ pub mod kvasir {
                     Self::Clear => Some("Clear"),
                     Self::Status => Some("Status"),
                     Self::Discard => Some("Discard"),
+                    Self::RingWrite => Some("RingWrite"),
+                    Self::RingRead => Some("RingRead"),
                     _ => None,
                 }
             }
@@ -3235,10 +3251,338 @@ pub mod kvasir {
             }
         }
 
+        /// Bytes of a ring's store lane for `bytes` bytes of the pool from byte `offset` of frame `frame` on.
+        // struct RingRun, aligned to 8
+        #[repr(transparent)]
+        #[derive(Clone, Copy, PartialEq)]
+        pub struct RingRun(pub [u8; 16]);
+        impl Default for RingRun {
+            fn default() -> Self {
+                Self([0; 16])
+            }
+        }
+        impl ::core::fmt::Debug for RingRun {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+                f.debug_struct("RingRun")
+                    .field("bytes", &self.bytes())
+                    .field("frame", &self.frame())
+                    .field("offset", &self.offset())
+                    .finish()
+            }
+        }
+
+        impl ::flatbuffers::SimpleToVerifyInSlice for RingRun {}
+        impl<'a> ::flatbuffers::Follow<'a> for RingRun {
+            type Inner = &'a RingRun;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                unsafe { <&'a RingRun>::follow(buf, loc) }
+            }
+        }
+        impl<'a> ::flatbuffers::Follow<'a> for &'a RingRun {
+            type Inner = &'a RingRun;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                unsafe { ::flatbuffers::follow_cast_ref::<RingRun>(buf, loc) }
+            }
+        }
+        impl<'b> ::flatbuffers::Push for RingRun {
+            type Output = RingRun;
+            #[inline]
+            unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+                let src = unsafe {
+                    ::core::slice::from_raw_parts(
+                        self as *const RingRun as *const u8,
+                        <Self as ::flatbuffers::Push>::size(),
+                    )
+                };
+                dst.copy_from_slice(src);
+            }
+            #[inline]
+            fn alignment() -> ::flatbuffers::PushAlignment {
+                ::flatbuffers::PushAlignment::new(8)
+            }
+        }
+
+        impl<'a> ::flatbuffers::Verifiable for RingRun {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.in_buffer::<Self>(pos)
+            }
+        }
+
+        impl<'a> RingRun {
+            #[allow(clippy::too_many_arguments)]
+            pub fn new(bytes: u64, frame: u32, offset: u32) -> Self {
+                let mut s = Self([0; 16]);
+                s.set_bytes(bytes);
+                s.set_frame(frame);
+                s.set_offset(offset);
+                s
+            }
+
+            pub fn bytes(&self) -> u64 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[0..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_bytes(&mut self, x: u64) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[0..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            pub fn frame(&self) -> u32 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[8..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_frame(&mut self, x: u32) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[8..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            pub fn offset(&self) -> u32 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[12..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_offset(&mut self, x: u32) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[12..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+        }
+
+        /// `bytes` bytes from byte `offset` of the part at place `place` of a RetrieveReply.
+        // struct RingPart, aligned to 8
+        #[repr(transparent)]
+        #[derive(Clone, Copy, PartialEq)]
+        pub struct RingPart(pub [u8; 24]);
+        impl Default for RingPart {
+            fn default() -> Self {
+                Self([0; 24])
+            }
+        }
+        impl ::core::fmt::Debug for RingPart {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+                f.debug_struct("RingPart")
+                    .field("offset", &self.offset())
+                    .field("bytes", &self.bytes())
+                    .field("place", &self.place())
+                    .finish()
+            }
+        }
+
+        impl ::flatbuffers::SimpleToVerifyInSlice for RingPart {}
+        impl<'a> ::flatbuffers::Follow<'a> for RingPart {
+            type Inner = &'a RingPart;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                unsafe { <&'a RingPart>::follow(buf, loc) }
+            }
+        }
+        impl<'a> ::flatbuffers::Follow<'a> for &'a RingPart {
+            type Inner = &'a RingPart;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                unsafe { ::flatbuffers::follow_cast_ref::<RingPart>(buf, loc) }
+            }
+        }
+        impl<'b> ::flatbuffers::Push for RingPart {
+            type Output = RingPart;
+            #[inline]
+            unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+                let src = unsafe {
+                    ::core::slice::from_raw_parts(
+                        self as *const RingPart as *const u8,
+                        <Self as ::flatbuffers::Push>::size(),
+                    )
+                };
+                dst.copy_from_slice(src);
+            }
+            #[inline]
+            fn alignment() -> ::flatbuffers::PushAlignment {
+                ::flatbuffers::PushAlignment::new(8)
+            }
+        }
+
+        impl<'a> ::flatbuffers::Verifiable for RingPart {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.in_buffer::<Self>(pos)
+            }
+        }
+
+        impl<'a> RingPart {
+            #[allow(clippy::too_many_arguments)]
+            pub fn new(offset: u64, bytes: u64, place: u32) -> Self {
+                let mut s = Self([0; 24]);
+                s.set_offset(offset);
+                s.set_bytes(bytes);
+                s.set_place(place);
+                s
+            }
+
+            pub fn offset(&self) -> u64 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[0..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_offset(&mut self, x: u64) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[0..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            pub fn bytes(&self) -> u64 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[8..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_bytes(&mut self, x: u64) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[8..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            pub fn place(&self) -> u32 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[16..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_place(&mut self, x: u32) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[16..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+        }
+
         pub enum HelloOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
-        /// First frame of a connection. `wants_pool` asks for the regions of the shm-direct path.
+        /// First frame of a connection. `wants_pool` asks for the regions of the shm-direct path, `ring_bytes` for that of shm-ring.
         pub struct Hello<'a> {
             pub _tab: ::flatbuffers::Table<'a>,
         }
@@ -3260,6 +3604,8 @@ pub mod kvasir {
             pub const VT_NAME: ::flatbuffers::VOffsetT = 10;
             pub const VT_ENGINE_INSTANCE: ::flatbuffers::VOffsetT = 12;
             pub const VT_WANTS_POOL: ::flatbuffers::VOffsetT = 14;
+            pub const VT_RING_BYTES: ::flatbuffers::VOffsetT = 16;
+            pub const VT_NAMED: ::flatbuffers::VOffsetT = 18;
 
             #[inline]
             pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -3271,6 +3617,7 @@ pub mod kvasir {
                 args: &'args HelloArgs<'args>,
             ) -> ::flatbuffers::WIPOffset<Hello<'bldr>> {
                 let mut builder = HelloBuilder::new(_fbb);
+                builder.add_ring_bytes(args.ring_bytes);
                 builder.add_features(args.features);
                 if let Some(x) = args.engine_instance {
                     builder.add_engine_instance(x);
@@ -3279,6 +3626,7 @@ pub mod kvasir {
                     builder.add_name(x);
                 }
                 builder.add_protocol_version(args.protocol_version);
+                builder.add_named(args.named);
                 builder.add_wants_pool(args.wants_pool);
                 builder.add_kind(args.kind);
                 builder.finish()
@@ -3342,6 +3690,22 @@ pub mod kvasir {
                 // which contains a valid value in this slot
                 unsafe { self._tab.get::<bool>(Hello::VT_WANTS_POOL, Some(false)).unwrap() }
             }
+            /// Asks for a payload ring with lanes of so many bytes, rounded up to whole frames, instead of the pool. 0: none.
+            #[inline]
+            pub fn ring_bytes(&self) -> u64 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<u64>(Hello::VT_RING_BYTES, Some(0)).unwrap() }
+            }
+            /// The ring is to be a named segment, for a client that cannot receive descriptors: it is sent none.
+            #[inline]
+            pub fn named(&self) -> bool {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<bool>(Hello::VT_NAMED, Some(false)).unwrap() }
+            }
         }
 
         impl ::flatbuffers::Verifiable for Hello<'_> {
@@ -3361,6 +3725,8 @@ pub mod kvasir {
                         false,
                     )?
                     .visit_field::<bool>("wants_pool", Self::VT_WANTS_POOL, false)?
+                    .visit_field::<u64>("ring_bytes", Self::VT_RING_BYTES, false)?
+                    .visit_field::<bool>("named", Self::VT_NAMED, false)?
                     .finish();
                 Ok(())
             }
@@ -3372,6 +3738,8 @@ pub mod kvasir {
             pub name: Option<::flatbuffers::WIPOffset<&'a str>>,
             pub engine_instance: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, u8>>>,
             pub wants_pool: bool,
+            pub ring_bytes: u64,
+            pub named: bool,
         }
         impl<'a> Default for HelloArgs<'a> {
             #[inline]
@@ -3383,6 +3751,8 @@ pub mod kvasir {
                     name: None,
                     engine_instance: None,
                     wants_pool: false,
+                    ring_bytes: 0,
+                    named: false,
                 }
             }
         }
@@ -3427,6 +3797,14 @@ pub mod kvasir {
                     .push_slot::<bool>(Hello::VT_WANTS_POOL, wants_pool, false);
             }
             #[inline]
+            pub fn add_ring_bytes(&mut self, ring_bytes: u64) {
+                self.fbb_.push_slot::<u64>(Hello::VT_RING_BYTES, ring_bytes, 0);
+            }
+            #[inline]
+            pub fn add_named(&mut self, named: bool) {
+                self.fbb_.push_slot::<bool>(Hello::VT_NAMED, named, false);
+            }
+            #[inline]
             pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> HelloBuilder<'a, 'b, A> {
                 let start = _fbb.start_table();
                 HelloBuilder {
@@ -3450,6 +3828,155 @@ pub mod kvasir {
                 ds.field("name", &self.name());
                 ds.field("engine_instance", &self.engine_instance());
                 ds.field("wants_pool", &self.wants_pool());
+                ds.field("ring_bytes", &self.ring_bytes());
+                ds.field("named", &self.named());
+                ds.finish()
+            }
+        }
+        pub enum NamedRegionOffset {}
+        #[derive(Copy, Clone, PartialEq)]
+
+        /// A region with a name in place of a descriptor. The name goes when the client attaches.
+        pub struct NamedRegion<'a> {
+            pub _tab: ::flatbuffers::Table<'a>,
+        }
+
+        impl<'a> ::flatbuffers::Follow<'a> for NamedRegion<'a> {
+            type Inner = NamedRegion<'a>;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                Self {
+                    _tab: unsafe { ::flatbuffers::Table::new(buf, loc) },
+                }
+            }
+        }
+
+        impl<'a> NamedRegion<'a> {
+            pub const VT_KIND: ::flatbuffers::VOffsetT = 4;
+            pub const VT_PATH: ::flatbuffers::VOffsetT = 6;
+            pub const VT_BYTES: ::flatbuffers::VOffsetT = 8;
+
+            #[inline]
+            pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+                NamedRegion { _tab: table }
+            }
+            #[allow(unused_mut)]
+            pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+                _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+                args: &'args NamedRegionArgs<'args>,
+            ) -> ::flatbuffers::WIPOffset<NamedRegion<'bldr>> {
+                let mut builder = NamedRegionBuilder::new(_fbb);
+                builder.add_bytes(args.bytes);
+                if let Some(x) = args.path {
+                    builder.add_path(x);
+                }
+                builder.add_kind(args.kind);
+                builder.finish()
+            }
+
+            #[inline]
+            pub fn kind(&self) -> RegionKind {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<RegionKind>(NamedRegion::VT_KIND, Some(RegionKind::Control))
+                        .unwrap()
+                }
+            }
+            /// An absolute path, below 256 bytes.
+            #[inline]
+            pub fn path(&self) -> Option<&'a str> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<::flatbuffers::ForwardsUOffset<&str>>(NamedRegion::VT_PATH, None)
+                }
+            }
+            #[inline]
+            pub fn bytes(&self) -> u64 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<u64>(NamedRegion::VT_BYTES, Some(0)).unwrap() }
+            }
+        }
+
+        impl ::flatbuffers::Verifiable for NamedRegion<'_> {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.visit_table(pos)?
+                    .visit_field::<RegionKind>("kind", Self::VT_KIND, false)?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("path", Self::VT_PATH, false)?
+                    .visit_field::<u64>("bytes", Self::VT_BYTES, false)?
+                    .finish();
+                Ok(())
+            }
+        }
+        pub struct NamedRegionArgs<'a> {
+            pub kind: RegionKind,
+            pub path: Option<::flatbuffers::WIPOffset<&'a str>>,
+            pub bytes: u64,
+        }
+        impl<'a> Default for NamedRegionArgs<'a> {
+            #[inline]
+            fn default() -> Self {
+                NamedRegionArgs {
+                    kind: RegionKind::Control,
+                    path: None,
+                    bytes: 0,
+                }
+            }
+        }
+
+        pub struct NamedRegionBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+            fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+            start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+        }
+        impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> NamedRegionBuilder<'a, 'b, A> {
+            #[inline]
+            pub fn add_kind(&mut self, kind: RegionKind) {
+                self.fbb_
+                    .push_slot::<RegionKind>(NamedRegion::VT_KIND, kind, RegionKind::Control);
+            }
+            #[inline]
+            pub fn add_path(&mut self, path: ::flatbuffers::WIPOffset<&'b str>) {
+                self.fbb_
+                    .push_slot_always::<::flatbuffers::WIPOffset<_>>(NamedRegion::VT_PATH, path);
+            }
+            #[inline]
+            pub fn add_bytes(&mut self, bytes: u64) {
+                self.fbb_.push_slot::<u64>(NamedRegion::VT_BYTES, bytes, 0);
+            }
+            #[inline]
+            pub fn new(
+                _fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+            ) -> NamedRegionBuilder<'a, 'b, A> {
+                let start = _fbb.start_table();
+                NamedRegionBuilder {
+                    fbb_: _fbb,
+                    start_: start,
+                }
+            }
+            #[inline]
+            pub fn finish(self) -> ::flatbuffers::WIPOffset<NamedRegion<'a>> {
+                let o = self.fbb_.end_table(self.start_);
+                ::flatbuffers::WIPOffset::new(o.value())
+            }
+        }
+
+        impl ::core::fmt::Debug for NamedRegion<'_> {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                let mut ds = f.debug_struct("NamedRegion");
+                ds.field("kind", &self.kind());
+                ds.field("path", &self.path());
+                ds.field("bytes", &self.bytes());
                 ds.finish()
             }
         }
@@ -3479,6 +4006,7 @@ pub mod kvasir {
             pub const VT_FRAME_BYTES: ::flatbuffers::VOffsetT = 14;
             pub const VT_SLAB: ::flatbuffers::VOffsetT = 16;
             pub const VT_REGIONS: ::flatbuffers::VOffsetT = 18;
+            pub const VT_NAMED: ::flatbuffers::VOffsetT = 20;
 
             #[inline]
             pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -3492,6 +4020,9 @@ pub mod kvasir {
                 let mut builder = HelloReplyBuilder::new(_fbb);
                 builder.add_boot_seq(args.boot_seq);
                 builder.add_features(args.features);
+                if let Some(x) = args.named {
+                    builder.add_named(x);
+                }
                 if let Some(x) = args.regions {
                     builder.add_regions(x);
                 }
@@ -3574,6 +4105,21 @@ pub mod kvasir {
                         )
                 }
             }
+            /// Of a client that asked for names.
+            #[inline]
+            pub fn named(
+                &self,
+            ) -> Option<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<NamedRegion<'a>>>>
+            {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab.get::<::flatbuffers::ForwardsUOffset<
+                        ::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<NamedRegion>>,
+                    >>(HelloReply::VT_NAMED, None)
+                }
+            }
         }
 
         impl ::flatbuffers::Verifiable for HelloReply<'_> {
@@ -3595,6 +4141,9 @@ pub mod kvasir {
                         Self::VT_REGIONS,
                         false,
                     )?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<
+                        ::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<NamedRegion>>,
+                    >>("named", Self::VT_NAMED, false)?
                     .finish();
                 Ok(())
             }
@@ -3608,6 +4157,11 @@ pub mod kvasir {
             pub frame_bytes: u32,
             pub slab: u32,
             pub regions: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, Region>>>,
+            pub named: Option<
+                ::flatbuffers::WIPOffset<
+                    ::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<NamedRegion<'a>>>,
+                >,
+            >,
         }
         impl<'a> Default for HelloReplyArgs<'a> {
             #[inline]
@@ -3621,6 +4175,7 @@ pub mod kvasir {
                     frame_bytes: 0,
                     slab: 0,
                     regions: None,
+                    named: None,
                 }
             }
         }
@@ -3671,6 +4226,16 @@ pub mod kvasir {
                     .push_slot_always::<::flatbuffers::WIPOffset<_>>(HelloReply::VT_REGIONS, regions);
             }
             #[inline]
+            pub fn add_named(
+                &mut self,
+                named: ::flatbuffers::WIPOffset<
+                    ::flatbuffers::Vector<'b, ::flatbuffers::ForwardsUOffset<NamedRegion<'b>>>,
+                >,
+            ) {
+                self.fbb_
+                    .push_slot_always::<::flatbuffers::WIPOffset<_>>(HelloReply::VT_NAMED, named);
+            }
+            #[inline]
             pub fn new(
                 _fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
             ) -> HelloReplyBuilder<'a, 'b, A> {
@@ -3698,6 +4263,7 @@ pub mod kvasir {
                 ds.field("frame_bytes", &self.frame_bytes());
                 ds.field("slab", &self.slab());
                 ds.field("regions", &self.regions());
+                ds.field("named", &self.named());
                 ds.finish()
             }
         }
@@ -7250,6 +7816,245 @@ pub mod kvasir {
                 ds.finish()
             }
         }
+        pub enum RingWriteOffset {}
+        #[derive(Copy, Clone, PartialEq)]
+
+        /// Moves the next bytes of the store lane into granted frames. Each run begins on a multiple of 64 bytes of the lane.
+        pub struct RingWrite<'a> {
+            pub _tab: ::flatbuffers::Table<'a>,
+        }
+
+        impl<'a> ::flatbuffers::Follow<'a> for RingWrite<'a> {
+            type Inner = RingWrite<'a>;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                Self {
+                    _tab: unsafe { ::flatbuffers::Table::new(buf, loc) },
+                }
+            }
+        }
+
+        impl<'a> RingWrite<'a> {
+            pub const VT_RUNS: ::flatbuffers::VOffsetT = 4;
+
+            #[inline]
+            pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+                RingWrite { _tab: table }
+            }
+            #[allow(unused_mut)]
+            pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+                _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+                args: &'args RingWriteArgs<'args>,
+            ) -> ::flatbuffers::WIPOffset<RingWrite<'bldr>> {
+                let mut builder = RingWriteBuilder::new(_fbb);
+                if let Some(x) = args.runs {
+                    builder.add_runs(x);
+                }
+                builder.finish()
+            }
+
+            #[inline]
+            pub fn runs(&self) -> Option<::flatbuffers::Vector<'a, RingRun>> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, RingRun>>>(
+                            RingWrite::VT_RUNS,
+                            None,
+                        )
+                }
+            }
+        }
+
+        impl ::flatbuffers::Verifiable for RingWrite<'_> {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.visit_table(pos)?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, RingRun>>>(
+                        "runs",
+                        Self::VT_RUNS,
+                        false,
+                    )?
+                    .finish();
+                Ok(())
+            }
+        }
+        pub struct RingWriteArgs<'a> {
+            pub runs: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, RingRun>>>,
+        }
+        impl<'a> Default for RingWriteArgs<'a> {
+            #[inline]
+            fn default() -> Self {
+                RingWriteArgs { runs: None }
+            }
+        }
+
+        pub struct RingWriteBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+            fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+            start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+        }
+        impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> RingWriteBuilder<'a, 'b, A> {
+            #[inline]
+            pub fn add_runs(&mut self, runs: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b, RingRun>>) {
+                self.fbb_
+                    .push_slot_always::<::flatbuffers::WIPOffset<_>>(RingWrite::VT_RUNS, runs);
+            }
+            #[inline]
+            pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> RingWriteBuilder<'a, 'b, A> {
+                let start = _fbb.start_table();
+                RingWriteBuilder {
+                    fbb_: _fbb,
+                    start_: start,
+                }
+            }
+            #[inline]
+            pub fn finish(self) -> ::flatbuffers::WIPOffset<RingWrite<'a>> {
+                let o = self.fbb_.end_table(self.start_);
+                ::flatbuffers::WIPOffset::new(o.value())
+            }
+        }
+
+        impl ::core::fmt::Debug for RingWrite<'_> {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                let mut ds = f.debug_struct("RingWrite");
+                ds.field("runs", &self.runs());
+                ds.finish()
+            }
+        }
+        pub enum RingReadOffset {}
+        #[derive(Copy, Clone, PartialEq)]
+
+        /// Moves bytes of pinned parts into the load lane. Each begins on a multiple of 64 bytes of the lane.
+        pub struct RingRead<'a> {
+            pub _tab: ::flatbuffers::Table<'a>,
+        }
+
+        impl<'a> ::flatbuffers::Follow<'a> for RingRead<'a> {
+            type Inner = RingRead<'a>;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                Self {
+                    _tab: unsafe { ::flatbuffers::Table::new(buf, loc) },
+                }
+            }
+        }
+
+        impl<'a> RingRead<'a> {
+            pub const VT_PIN: ::flatbuffers::VOffsetT = 4;
+            pub const VT_PARTS: ::flatbuffers::VOffsetT = 6;
+
+            #[inline]
+            pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+                RingRead { _tab: table }
+            }
+            #[allow(unused_mut)]
+            pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+                _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+                args: &'args RingReadArgs<'args>,
+            ) -> ::flatbuffers::WIPOffset<RingRead<'bldr>> {
+                let mut builder = RingReadBuilder::new(_fbb);
+                builder.add_pin(args.pin);
+                if let Some(x) = args.parts {
+                    builder.add_parts(x);
+                }
+                builder.finish()
+            }
+
+            #[inline]
+            pub fn pin(&self) -> u64 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<u64>(RingRead::VT_PIN, Some(0)).unwrap() }
+            }
+            #[inline]
+            pub fn parts(&self) -> Option<::flatbuffers::Vector<'a, RingPart>> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, RingPart>>>(
+                            RingRead::VT_PARTS,
+                            None,
+                        )
+                }
+            }
+        }
+
+        impl ::flatbuffers::Verifiable for RingRead<'_> {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.visit_table(pos)?
+                    .visit_field::<u64>("pin", Self::VT_PIN, false)?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, RingPart>>>(
+                        "parts",
+                        Self::VT_PARTS,
+                        false,
+                    )?
+                    .finish();
+                Ok(())
+            }
+        }
+        pub struct RingReadArgs<'a> {
+            pub pin: u64,
+            pub parts: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, RingPart>>>,
+        }
+        impl<'a> Default for RingReadArgs<'a> {
+            #[inline]
+            fn default() -> Self {
+                RingReadArgs { pin: 0, parts: None }
+            }
+        }
+
+        pub struct RingReadBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+            fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+            start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+        }
+        impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> RingReadBuilder<'a, 'b, A> {
+            #[inline]
+            pub fn add_pin(&mut self, pin: u64) {
+                self.fbb_.push_slot::<u64>(RingRead::VT_PIN, pin, 0);
+            }
+            #[inline]
+            pub fn add_parts(
+                &mut self,
+                parts: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b, RingPart>>,
+            ) {
+                self.fbb_
+                    .push_slot_always::<::flatbuffers::WIPOffset<_>>(RingRead::VT_PARTS, parts);
+            }
+            #[inline]
+            pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> RingReadBuilder<'a, 'b, A> {
+                let start = _fbb.start_table();
+                RingReadBuilder {
+                    fbb_: _fbb,
+                    start_: start,
+                }
+            }
+            #[inline]
+            pub fn finish(self) -> ::flatbuffers::WIPOffset<RingRead<'a>> {
+                let o = self.fbb_.end_table(self.start_);
+                ::flatbuffers::WIPOffset::new(o.value())
+            }
+        }
+
+        impl ::core::fmt::Debug for RingRead<'_> {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                let mut ds = f.debug_struct("RingRead");
+                ds.field("pin", &self.pin());
+                ds.field("parts", &self.parts());
+                ds.finish()
+            }
+        }
         pub enum StatusOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
@@ -7976,6 +8781,36 @@ pub mod kvasir {
                     None
                 }
             }
+
+            #[inline]
+            #[allow(non_snake_case)]
+            pub fn body_as_ring_write(&self) -> Option<RingWrite<'a>> {
+                if self.body_type() == RequestBody::RingWrite {
+                    self.body().map(|t| {
+                        // Safety:
+                        // Created from a valid Table for this object
+                        // Which contains a valid union in this slot
+                        unsafe { RingWrite::init_from_table(t) }
+                    })
+                } else {
+                    None
+                }
+            }
+
+            #[inline]
+            #[allow(non_snake_case)]
+            pub fn body_as_ring_read(&self) -> Option<RingRead<'a>> {
+                if self.body_type() == RequestBody::RingRead {
+                    self.body().map(|t| {
+                        // Safety:
+                        // Created from a valid Table for this object
+                        // Which contains a valid union in this slot
+                        unsafe { RingRead::init_from_table(t) }
+                    })
+                } else {
+                    None
+                }
+            }
         }
 
         impl ::flatbuffers::Verifiable for Request<'_> {
@@ -8071,6 +8906,16 @@ pub mod kvasir {
                             RequestBody::Discard => v
                                 .verify_union_variant::<::flatbuffers::ForwardsUOffset<Discard>>(
                                     "RequestBody::Discard",
+                                    pos,
+                                ),
+                            RequestBody::RingWrite => v
+                                .verify_union_variant::<::flatbuffers::ForwardsUOffset<RingWrite>>(
+                                    "RequestBody::RingWrite",
+                                    pos,
+                                ),
+                            RequestBody::RingRead => v
+                                .verify_union_variant::<::flatbuffers::ForwardsUOffset<RingRead>>(
+                                    "RequestBody::RingRead",
                                     pos,
                                 ),
                             _ => Ok(()),
@@ -8288,6 +9133,26 @@ pub mod kvasir {
                     }
                     RequestBody::Discard => {
                         if let Some(x) = self.body_as_discard() {
+                            ds.field("body", &x)
+                        } else {
+                            ds.field(
+                                "body",
+                                &"InvalidFlatbuffer: Union discriminant does not match value.",
+                            )
+                        }
+                    }
+                    RequestBody::RingWrite => {
+                        if let Some(x) = self.body_as_ring_write() {
+                            ds.field("body", &x)
+                        } else {
+                            ds.field(
+                                "body",
+                                &"InvalidFlatbuffer: Union discriminant does not match value.",
+                            )
+                        }
+                    }
+                    RequestBody::RingRead => {
+                        if let Some(x) = self.body_as_ring_read() {
                             ds.field("body", &x)
                         } else {
                             ds.field(

@@ -169,6 +169,7 @@ mod tests {
                     offset: 1,
                     bytes: 2,
                 }],
+                named: vec![],
             }),
             Reply::Negotiate(NegotiateReply {
                 chunk_size: 640,

@@ -5,7 +5,7 @@ use super::error::WireError;
 use crate::keys::{ChunkKey, Domain};
 use crate::object::{
     ClientKind, CommitAnswer, CommitRequest, Extent, GrantRequest, GroupRegistration, GroupSpan, Lookup,
-    LookupAnswer, ObjectId, PayloadPath, RetrieveAnswer, RetrieveRequest, numbered,
+    LookupAnswer, ObjectId, PayloadPath, RetrieveAnswer, RetrieveRequest, RingPart, RingRun, numbered,
 };
 
 /// What a client asks.
@@ -57,6 +57,18 @@ pub enum Request {
     },
     /// Asks for the status document.
     Status,
+    /// Moves the next bytes of the store lane into granted frames.
+    RingWrite {
+        /// Where they go.
+        runs: Vec<RingRun>,
+    },
+    /// Moves bytes of pinned parts into the load lane.
+    RingRead {
+        /// The pin of their retrieve.
+        pin: u64,
+        /// Which bytes.
+        parts: Vec<RingPart>,
+    },
 }
 
 /// What the server answers.
@@ -105,6 +117,8 @@ numbered! {
         Liveness = 4,
         /// The pool.
         Pool = 5,
+        /// The peer's payload ring.
+        Ring = 6,
     }
 }
 
@@ -123,6 +137,10 @@ pub struct Hello {
     pub engine_instance: [u8; 16],
     /// Asks for the regions of the shm-direct path.
     pub wants_pool: bool,
+    /// Bytes of each lane of the payload ring that it asks for instead of the pool; 0 for none.
+    pub ring_bytes: u64,
+    /// The ring is to have a name, since this client cannot receive descriptors.
+    pub named: bool,
 }
 
 /// One descriptor of the hello reply, in the order in which they ride.
@@ -133,6 +151,17 @@ pub struct Region {
     /// The first byte of this peer's part.
     pub offset: u64,
     /// The length of this peer's part.
+    pub bytes: u64,
+}
+
+/// A region with a name in place of a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedRegion {
+    /// Which region.
+    pub kind: RegionKind,
+    /// Its path.
+    pub path: String,
+    /// Its length.
     pub bytes: u64,
 }
 
@@ -155,6 +184,8 @@ pub struct HelloReply {
     pub slab: u32,
     /// The descriptors that came along.
     pub regions: Vec<Region>,
+    /// Regions that came by name.
+    pub named: Vec<NamedRegion>,
 }
 
 /// Asks for a chunk size that suits a model.

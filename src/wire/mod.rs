@@ -43,8 +43,8 @@ pub use error::{BadFrame, DecodeError, ErrorCode, WireError};
 pub use frame::{FirstBytes, FrameError, FrameReader, PREFIX_BYTES};
 pub use grown::grow;
 pub use message::{
-    Hello, HelloReply, Negotiate, NegotiateReply, Region, RegionKind, RegisterKvCache, RegisterReply, Reply,
-    Request,
+    Hello, HelloReply, NamedRegion, Negotiate, NegotiateReply, Region, RegionKind, RegisterKvCache,
+    RegisterReply, Reply, Request,
 };
 
 pub use crate::keys::Domain;
@@ -59,7 +59,7 @@ pub const MAX_HELLO_FRAME_BYTES: usize = 4 << 10;
 pub const MAX_FDS_PER_FRAME: usize = 6;
 /// The most chunk keys, and the most tail keys, of one lookup.
 pub const MAX_KEYS: usize = 32768;
-/// The most items of a commit, a retrieve, a release or a discard.
+/// The most items of a commit, a retrieve, a release, a discard or a move through a ring.
 pub const MAX_ITEMS: usize = 16384;
 /// The most extents of one message.
 pub const MAX_EXTENTS: usize = 131_072;
@@ -67,5 +67,7 @@ pub const MAX_EXTENTS: usize = 131_072;
 pub const MAX_MESSAGE_GROUPS: usize = 1024;
 /// The longest peer name in bytes.
 pub const MAX_NAME_BYTES: usize = 128;
+/// The longest path of a named region in bytes.
+pub const MAX_REGION_PATH_BYTES: usize = 255;
 /// The longest field of a domain in bytes.
 pub const MAX_DOMAIN_FIELD_BYTES: usize = 4096;

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -343,7 +343,12 @@ impl Engine {
         instance: u8,
         configure: impl FnOnce(&mut ClientConfig),
     ) -> Self {
-        let mut config = ClientConfig::new(place.socket(), ClientKind::Worker, "test engine", [instance; 16]);
+        Self::at(&place.socket(), shape, instance, configure)
+    }
+
+    /// The same at a socket.
+    pub fn at(socket: &Path, shape: &Shape, instance: u8, configure: impl FnOnce(&mut ClientConfig)) -> Self {
+        let mut config = ClientConfig::new(socket, ClientKind::Worker, "test engine", [instance; 16]);
         config.deadline = Duration::from_secs(20);
         config.grant_bytes = 1 << 20;
         configure(&mut config);

@@ -393,6 +393,8 @@ pub fn hello(wants_pool: bool) -> Request {
         name: "test".into(),
         engine_instance: [5; 16],
         wants_pool,
+        ring_bytes: 0,
+        named: false,
     })
 }
 

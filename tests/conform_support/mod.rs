@@ -149,6 +149,8 @@ impl Client {
                 [9; 16]
             },
             wants_pool: true,
+            ring_bytes: 0,
+            named: false,
         });
         let (mut wire, hello) = loop {
             let mut wire = Wire::connect(path)?;
@@ -468,6 +470,8 @@ pub fn hello(wants_pool: bool) -> Request {
         name: "pipes".into(),
         engine_instance: [9; 16],
         wants_pool,
+        ring_bytes: 0,
+        named: false,
     })
 }
 

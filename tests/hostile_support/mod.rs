@@ -86,6 +86,7 @@ impl Regions {
                 region(RegionKind::Liveness, 1),
                 region(RegionKind::Pool, FRAMES * FRAME),
             ],
+            named: vec![],
         }
     }
 

@@ -170,6 +170,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             self._settings.credit_bytes,
             self._settings.checksums,
             self._settings.copy_threads,
+            self._settings.payload_path,
         )
 
     def _negotiate(self, block_size: int | None) -> None:

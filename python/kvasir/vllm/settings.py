@@ -77,6 +77,12 @@ def _store(key: str, value: Any) -> str:
     return value
 
 
+def _payload_path(key: str, value: Any) -> str:
+    if value not in ("direct", "ring"):
+        raise ValueError(f"{key} is {value!r}; it has to be \"direct\" or \"ring\"")
+    return value
+
+
 def _sockets(key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         value = [value]
@@ -120,6 +126,8 @@ class Settings:
     """Sum what is stored, and fail loads whose bytes are not those that were stored."""
     copy_threads: int = 0
     """Threads of a large copy, the calling one among them; 0: as many as a measurement says is worth it."""
+    payload_path: str = "direct"
+    """`direct`: the engine maps pool and index; `ring`: it maps neither, and the server copies through a ring of its own."""
     describe_file: str | None = None
     """Where the first rank writes the engine's description, which `kvasir doctor --engine` reads; None: nowhere."""
     stores: bool = True
@@ -169,5 +177,6 @@ _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "kvasir.hash_threads": ("hash_threads", _threads),
     "kvasir.checksums": ("checksums", _flag),
     "kvasir.copy_threads": ("copy_threads", _copy_threads),
+    "kvasir.payload_path": ("payload_path", _payload_path),
     "kvasir.describe_file": ("describe_file", _text),
 }

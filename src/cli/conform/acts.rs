@@ -32,10 +32,10 @@ pub(super) fn step_of(request: &Request) -> Step {
         Request::Attach => Step::Attach,
         Request::RegisterKvCache(_) | Request::UnregisterKvCache => Step::Register,
         Request::Lookup(_) => Step::Lookup,
-        Request::Retrieve(_) | Request::Discard { .. } => Step::Retrieve,
+        Request::Retrieve(_) | Request::Discard { .. } | Request::RingRead { .. } => Step::Retrieve,
         Request::Release { .. } | Request::ReleaseLabel { .. } => Step::Release,
         Request::Grant(_) | Request::Abort { .. } => Step::Grant,
-        Request::Commit(_) => Step::Commit,
+        Request::Commit(_) | Request::RingWrite { .. } => Step::Commit,
         Request::Clear | Request::Status => Step::Close,
     }
 }
@@ -59,5 +59,7 @@ pub(super) fn kind_of(request: &Request) -> &'static str {
         Request::Clear => "Clear",
         Request::Discard { .. } => "Discard",
         Request::Status => "Status",
+        Request::RingWrite { .. } => "RingWrite",
+        Request::RingRead { .. } => "RingRead",
     }
 }

@@ -182,6 +182,8 @@ impl Line {
             name: "kvasir conform".into(),
             engine_instance: if wants_pool { [0x5a; 16] } else { [0; 16] },
             wants_pool,
+            ring_bytes: 0,
+            named: false,
         }))
     }
 

@@ -103,6 +103,8 @@ pub(crate) struct Connection {
     descriptors_expected: usize,
     /// Requests whose replies nobody waits for, oldest first.
     unawaited: VecDeque<u64>,
+    /// Requests whose replies are waited for later, with those that have come.
+    begun: Vec<(u64, Option<Reply>)>,
 }
 
 /// The id of an error that answers no request; those of requests count from 1.
@@ -143,6 +145,7 @@ impl Connection {
             descriptors: VecDeque::new(),
             descriptors_expected: MAX_FDS_PER_FRAME,
             unawaited: VecDeque::new(),
+            begun: Vec::new(),
         })
     }
 
@@ -162,23 +165,29 @@ impl Connection {
                 _ => Err(error),
             };
         }
-        match self.reply_to(id, deadline)? {
-            // Of no use to this client as long as it lives, and nothing that is wrong with the connection.
-            Reply::Error(error)
-                if matches!(
-                    error.code,
-                    ErrorCode::ProtocolVersion | ErrorCode::PermissionDenied
-                ) =>
-            {
-                Err(CallError::Refused(error))
-            }
-            Reply::Error(error) if error.code.closes_connection() => Err(broken("the server refused", error)),
-            // A server that is going away is one that is away: it closes the connection next, and nothing that it would
-            // still take outlives it.
-            Reply::Error(error) if error.code == ErrorCode::Draining => Err(CallError::Broken(error.message)),
-            Reply::Error(error) => Err(CallError::Refused(error)),
-            reply => Ok(reply),
-        }
+        as_answer(self.reply_to(id, deadline)?)
+    }
+
+    /// Sends a request whose answer is waited for by [`Self::finish`]. Others may be sent and answered meanwhile.
+    pub(crate) fn begin(&mut self, request: &Request, deadline: Instant) -> Result<u64, CallError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.send(id, request, deadline)?;
+        self.begun.push((id, None));
+        Ok(id)
+    }
+
+    /// Waits for the answer to what [`Self::begin`] sent.
+    pub(crate) fn finish(&mut self, id: u64, deadline: Instant) -> Result<Reply, CallError> {
+        let at = self.begun.iter().position(|(begun, _)| *begun == id);
+        let Some(at) = at else {
+            return Err(broken("waiting", format_args!("request {id} was not sent")));
+        };
+        let reply = match self.begun.swap_remove(at).1 {
+            Some(reply) => reply,
+            None => self.reply_to(id, deadline)?,
+        };
+        as_answer(reply)
     }
 
     /// Sends a request whose answer does not matter. It is read, and thrown away, by a later exchange.
@@ -211,6 +220,10 @@ impl Connection {
             // An error that answers no request is about the connection: it is the answer to whatever was sent.
             if found == id || found == NO_REQUEST && matches!(reply, Reply::Error(_)) {
                 return Ok(reply);
+            }
+            if let Some((_, place)) = self.begun.iter_mut().find(|(begun, _)| *begun == found) {
+                *place = Some(reply); // for whoever waits for it later
+                continue;
             }
             let Some(at) = self.unawaited.iter().position(|&unawaited| unawaited == found) else {
                 return Err(broken(
@@ -285,6 +298,27 @@ impl Connection {
                 Err(error) => return Err(broken("receiving failed", error)),
             }
         }
+    }
+}
+
+/// What a reply is for whoever waits for it: a refusal of the request, or the end of the connection.
+fn as_answer(reply: Reply) -> Result<Reply, CallError> {
+    match reply {
+        // Of no use to this client as long as it lives, and nothing that is wrong with the connection.
+        Reply::Error(error)
+            if matches!(
+                error.code,
+                ErrorCode::ProtocolVersion | ErrorCode::PermissionDenied
+            ) =>
+        {
+            Err(CallError::Refused(error))
+        }
+        Reply::Error(error) if error.code.closes_connection() => Err(broken("the server refused", error)),
+        // A server that is going away is one that is away: it closes the connection next, and nothing that it would
+        // still take outlives it.
+        Reply::Error(error) if error.code == ErrorCode::Draining => Err(CallError::Broken(error.message)),
+        Reply::Error(error) => Err(CallError::Refused(error)),
+        reply => Ok(reply),
     }
 }
 

@@ -308,7 +308,11 @@ impl Core {
         let current = state.session.as_ref().map(|session| session.generation);
         if current == Some(session.generation) && !matches!(state.link, Link::Down) {
             state.unanswered = Some(Arc::clone(&session.stream));
-            self.take_down(&mut state, LATE, Reads::GoOn);
+            let reads = match session.attached() {
+                Some(_) => Reads::GoOn,
+                None => Reads::End, // nothing is read without the server
+            };
+            self.take_down(&mut state, LATE, reads);
         }
     }
 

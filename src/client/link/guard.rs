@@ -40,14 +40,31 @@ impl LinkGuard {
 
     /// One exchange. If it breaks, the client is degraded from here on.
     pub(crate) fn call(&mut self, request: &Request, deadline: Instant) -> Result<Reply, ClientError> {
+        self.exchange(|connection| connection.call(request, deadline))
+    }
+
+    fn exchange<T>(
+        &mut self,
+        exchange: impl FnOnce(&mut Connection) -> Result<T, CallError>,
+    ) -> Result<T, ClientError> {
         let Some(connection) = &mut self.connection else {
             return Err(ClientError::unavailable("the connection was dropped"));
         };
-        let answer = connection.call(request, deadline);
+        let answer = exchange(connection);
         if let Err(error) = &answer {
             self.failed(error);
         }
         answer.map_err(ClientError::from)
+    }
+
+    /// Sends a request whose answer is waited for by [`Self::finish`], by whoever has the link then.
+    pub(crate) fn begin(&mut self, request: &Request, deadline: Instant) -> Result<u64, ClientError> {
+        self.exchange(|connection| connection.begin(request, deadline))
+    }
+
+    /// Waits for the answer to what was sent by [`Self::begin`].
+    pub(crate) fn finish(&mut self, id: u64, deadline: Instant) -> Result<Reply, ClientError> {
+        self.exchange(|connection| connection.finish(id, deadline))
     }
 
     /// Sends a request whose answer does not matter.

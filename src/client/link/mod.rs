@@ -17,6 +17,7 @@ pub(crate) mod missing;
 pub(crate) mod populate;
 pub(crate) mod recover;
 pub(crate) mod regions;
+pub(crate) mod ring;
 pub(crate) mod session;
 pub(crate) mod stats;
 pub(crate) mod wake;

@@ -14,30 +14,42 @@ use super::granted::{Granted, Uses};
 use super::missing::Missing;
 use super::populate::{Populate, Populated, When};
 use super::regions::{Regions, length};
+use super::ring::RingSide;
 use super::stats::Stat;
 use crate::client::{ClientConfig, ClientError, Maps};
-use crate::control::ControlView;
+use crate::control::{ControlView, Counter};
 use crate::copy::HostMemory;
 use crate::index::conditions::Conditions;
-use crate::object::Extent;
+use crate::object::{Extent, ObjectId};
 use crate::shm::atfork::forks_so_far;
 use crate::shm::{Mapping, ReadWrite};
 use crate::sync::shared::{AtomicBool, Ordering, fence};
-use crate::wire::{Hello, MAX_NAME_BYTES, PROTOCOL_VERSION, RegionKind, Reply, Request};
+use crate::wire::{Hello, HelloReply, MAX_NAME_BYTES, PROTOCOL_VERSION, RegionKind, Reply, Request};
 
-/// The regions of the shm-direct path beside those of lookups.
+/// What stores and loads need beside what lookups do.
 #[derive(Debug)]
 pub(crate) struct PoolSide {
-    /// The whole pool, as a region of copy plans.
-    memory: [HostMemory; 1],
-    populate: Populate,
     granted: Mutex<Granted>,
     uses: Uses,
     missing: Mutex<Missing>,
     frames: u64,
     frame_bytes: u64,
-    /// Last: mappings go before its lock does.
-    attached: Arc<Attached>,
+    way: Way,
+}
+
+/// How bytes come into the pool and out of it.
+#[derive(Debug)]
+enum Way {
+    /// The pool is mapped.
+    Direct {
+        /// All of it, as a region of copy plans.
+        memory: [HostMemory; 1],
+        populate: Populate,
+        /// Last: mappings go before its lock does.
+        attached: Arc<Attached>,
+    },
+    /// The server copies.
+    Ring(RingSide),
 }
 
 /// One connection's share of the server.
@@ -91,6 +103,14 @@ impl Session {
             .filter(|_| config.maps >= Maps::Pool)
             .map(|attached| PoolSide::open(&mut regions, attached, Arc::clone(populated)))
             .transpose()?;
+        let pool = match config.maps {
+            Maps::Ring => Some(PoolSide::by_ring(
+                RingSide::open(&mut regions)?,
+                &hello,
+                &control,
+            )?),
+            _ => pool,
+        };
         let stream = Arc::clone(connection.stream());
         // A child forked since the descriptors arrived has copies of them that nothing would close.
         if attached.is_some()
@@ -198,26 +218,66 @@ impl PoolSide {
                 "a pool of {bytes} bytes for {frames} frames of {frame_bytes}"
             )));
         }
-        Ok(Self {
+        let way = Way::Direct {
             populate: Populate::new(Arc::clone(&pool), frames, frame_bytes, populated),
             memory: [HostMemory::mapped(pool)],
+            attached: Arc::clone(attached),
+        };
+        Ok(Self::new(frames, frame_bytes, way))
+    }
+
+    /// The pool as a client knows it that maps none of it.
+    fn by_ring(ring: RingSide, hello: &HelloReply, control: &ControlView) -> Result<Self, ClientError> {
+        let frame_bytes = u64::from(hello.frame_bytes);
+        let bytes = control.counter(Counter::PoolBytesTotal);
+        match bytes.checked_div(frame_bytes) {
+            Some(frames) => Ok(Self::new(frames, frame_bytes, Way::Ring(ring))),
+            None => Err(ClientError::unavailable("frames of 0 bytes")),
+        }
+    }
+
+    fn new(frames: u64, frame_bytes: u64, way: Way) -> Self {
+        Self {
             granted: Mutex::default(),
             uses: Uses::default(),
             missing: Mutex::default(),
             frames,
             frame_bytes,
-            attached: Arc::clone(attached),
-        })
+            way,
+        }
     }
 
-    /// The pool as the regions of a copy plan's side.
+    /// The pool as the regions of a copy plan's side; none where it is not mapped.
     pub(crate) fn memory(&self) -> &[HostMemory] {
-        &self.memory
+        match &self.way {
+            Way::Direct { memory, .. } => memory,
+            Way::Ring(_) => &[],
+        }
     }
 
-    /// Epochs and index of the same connection.
-    pub(crate) fn attached(&self) -> &Attached {
-        &self.attached
+    /// The ring of a client that has one.
+    pub(crate) fn ring(&self) -> Option<&RingSide> {
+        match &self.way {
+            Way::Direct { .. } => None,
+            Way::Ring(ring) => Some(ring),
+        }
+    }
+
+    /// Epochs and index of the same connection, where they are mapped.
+    pub(crate) fn attached(&self) -> Option<&Attached> {
+        match &self.way {
+            Way::Direct { attached, .. } => Some(attached),
+            Way::Ring(_) => None,
+        }
+    }
+
+    /// Whether what hangs under an object cannot be stored, as far as is known. `alone`: nobody else stores parts of it.
+    pub(crate) fn lacks(&self, domain: Option<u32>, id: &ObjectId, alone: bool) -> bool {
+        // Without the index only what was found out so far is known.
+        (alone && self.attached().is_some() || self.missing().contains(id))
+            && self
+                .attached()
+                .is_none_or(|attached| attached.find(domain, id).is_none())
     }
 
     pub(crate) fn frames(&self) -> u64 {
@@ -226,7 +286,10 @@ impl PoolSide {
 
     /// The NUMA node of the pool, of which so many bytes are present.
     pub(crate) fn node(&self, present: u64) -> Option<u32> {
-        self.populate.node(present)
+        match &self.way {
+            Way::Direct { populate, .. } => populate.node(present),
+            Way::Ring(_) => None,
+        }
     }
 
     pub(crate) fn frame_bytes(&self) -> u64 {
@@ -250,8 +313,8 @@ impl PoolSide {
     /// Takes what the server granted, as far as it lies in the pool.
     pub(crate) fn gain(&self, granted: Vec<Extent>, when: When) {
         let granted: Vec<Extent> = granted.into_iter().filter(|extent| self.holds(extent)).collect();
-        for extent in &granted {
-            self.populate.extent(extent, when);
+        if let Way::Direct { populate, .. } = &self.way {
+            granted.iter().for_each(|extent| populate.extent(extent, when));
         }
         self.granted().add(granted);
     }
@@ -264,7 +327,9 @@ impl PoolSide {
     /// The last step of the read protocol, after the copy: whether all of it was the incarnation's bytes. Call
     /// [`Self::fence_after_copy`] once before the first of these.
     pub(crate) fn copy_was_whole(&self, first_frame: u32, incarnation: u64) -> bool {
-        self.attached.boot_unchanged() && self.attached.epoch(first_frame) == incarnation
+        // What came through a ring the server has copied under a pin that it kept meanwhile.
+        self.attached()
+            .is_none_or(|attached| attached.boot_unchanged() && attached.epoch(first_frame) == incarnation)
     }
 
     /// Orders the reads of a copy before the loads of [`Self::copy_was_whole`].
@@ -284,7 +349,13 @@ fn hello(config: &ClientConfig) -> Hello {
         kind: config.kind,
         name,
         engine_instance: config.engine_instance,
-        wants_pool: config.maps > Maps::Nothing,
+        wants_pool: config.maps >= Maps::Index,
+        ring_bytes: if config.maps == Maps::Ring {
+            config.ring_bytes
+        } else {
+            0
+        },
+        named: false,
     }
 }
 

@@ -39,7 +39,10 @@ pub fn corrupt_pool(
     let mut after = vec![0_u8; frame_bytes];
     let mut changed = 0;
     for frame in 0..pool.frames() {
-        if pool.attached().epoch(frame as u32) == 0 {
+        if pool
+            .attached()
+            .is_none_or(|attached| attached.epoch(frame as u32) == 0)
+        {
             continue;
         }
         let offset = frame * pool.frame_bytes();

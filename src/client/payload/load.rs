@@ -2,30 +2,20 @@
 
 use std::sync::Arc;
 
-use super::request::part_of;
-use crate::client::ClientError;
+use super::by_ring::{self, Incoming, RING_ITEMS};
+use super::request::{LoadRequest, part_of};
 use crate::client::extents::ExtentCursor;
 use crate::client::link::core::Core;
+use crate::client::link::ring::RingSide;
 use crate::client::link::session::{PoolSide, Session};
 use crate::client::link::stats::Stat;
 use crate::client::link::wanted::Registered;
 use crate::client::memory::{Holding, KvMemory, ObjectGroupPages};
+use crate::client::{ClientError, Maps};
 use crate::copy::{CopyEngine, SummedPlan};
 use crate::keys::ChunkKey;
 use crate::object::{ObjectId, PartLocation, RetrieveAnswer};
 use crate::wire::{MAX_ITEMS, Request};
-
-/// One object to load.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LoadRequest {
-    /// The object.
-    pub id: ObjectId,
-    /// Tokens of the whole object, as the lookup said.
-    pub tokens: u32,
-    /// Block ids in token order, one list per KV cache group of the object group. A list may end early, and null blocks
-    /// are left alone.
-    pub blocks: Vec<Vec<i64>>,
-}
 
 impl Core {
     /// See [`crate::client::Client::load`].
@@ -72,7 +62,18 @@ impl Core {
             }
             holdings.push((holding, bytes.unwrap_or(0)));
         }
-        let loaded = self.load_checked(label, part, requests, &holdings, &memory, &registered);
+        // Through a ring in rounds, so that the server keeps few locations for it.
+        let round = match self.config.maps {
+            Maps::Ring => RING_ITEMS,
+            _ => MAX_ITEMS,
+        };
+        let rounds = requests.chunks(round).zip(holdings.chunks(round));
+        let loaded: Result<Vec<_>, ClientError> = rounds
+            .map(|(requests, holdings)| {
+                self.load_checked(label, part, requests, holdings, &memory, &registered)
+            })
+            .collect();
+        let loaded = loaded.map(|rounds| rounds.concat());
         let loaded = match loaded {
             Err(ClientError::Unavailable { .. }) => vec![false; requests.len()],
             loaded => loaded?,
@@ -112,7 +113,10 @@ impl Core {
         let (found, session) = self.retrieve(registered, label, part, ids)?;
         let sums = self.config.checksums;
         let engine = self.engine();
-        let copied = scatter(engine, &session, &found, requests, holdings, memory, sums);
+        let copied = match session.pool()?.ring() {
+            Some(ring) => self.by_ring(&session, ring, &found, requests, holdings, memory),
+            None => scatter(engine, &session, &found, requests, holdings, memory, sums),
+        };
         let loaded = copied.map(|copied| self.verify(&session, &found, &copied));
         // Whatever became of the copy, the pin goes back.
         let loaded_now = loaded.as_deref().unwrap_or_default();
@@ -120,6 +124,43 @@ impl Core {
         self.let_go(&session, found.pin, damage.as_ref());
         let loaded = loaded?;
         Ok(loaded.iter().map(|item| *item == Loaded::Whole).collect())
+    }
+
+    /// Brings what is there through the ring.
+    fn by_ring(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        ring: &RingSide,
+        found: &RetrieveAnswer,
+        requests: &[LoadRequest],
+        holdings: &[(Holding, u64)],
+        memory: &KvMemory,
+    ) -> Result<Vec<Copied>, ClientError> {
+        let pool = session.pool()?;
+        let mut parts = Vec::with_capacity(requests.len());
+        let mut usable = vec![false; requests.len()];
+        for (place, request) in requests.iter().enumerate() {
+            let ((holding, bytes), location) = (holdings[place], &found.locations[place]);
+            let object = memory.group(request.id.group)?;
+            if is_usable(pool, found, location, request, object, bytes) {
+                usable[place] = true;
+                parts.push(Incoming {
+                    object,
+                    holding,
+                    request,
+                    bytes,
+                    place: place as u32,
+                });
+            }
+        }
+        let mut checksums = by_ring::load(self, session, ring, memory, found.pin, &parts)?.into_iter();
+        let copied = usable.into_iter().map(|usable| match usable {
+            true => Copied::All {
+                checksum: checksums.next(),
+            },
+            false => Copied::Nothing,
+        });
+        Ok(copied.collect())
     }
 
     /// The final check: what was copied counts only if nobody was given the frames meanwhile, and if it is what was stored.

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::client::ClientError;
+use super::by_ring::RING_ITEMS;
 use crate::client::link::core::Core;
+use crate::client::link::wanted::Registered;
+use crate::client::{ClientError, Maps};
 use crate::object::ObjectId;
 use crate::wire::MAX_ITEMS;
 
@@ -24,8 +26,26 @@ impl Core {
         for id in &ids {
             registered.check_part(id.group, part)?;
         }
+        let round = match self.config.maps {
+            Maps::Ring => RING_ITEMS,
+            _ => MAX_ITEMS,
+        };
+        let rounds: Result<Vec<_>, ClientError> = ids
+            .chunks(round)
+            .map(|ids| self.present_once(&registered, part, ids.to_vec()))
+            .collect();
+        Ok(rounds?.concat())
+    }
+
+    fn present_once(
+        self: &Arc<Self>,
+        registered: &Registered,
+        part: u16,
+        ids: Vec<ObjectId>,
+    ) -> Result<Vec<bool>, ClientError> {
+        let asked = ids.len();
         // Also a use: what is about to be stored again is as recent as if it had been.
-        let (found, session) = match self.retrieve(&registered, 0, part, ids) {
+        let (found, session) = match self.retrieve(registered, 0, part, ids) {
             Ok(found) => found,
             Err(ClientError::Unavailable { .. }) => return Ok(vec![false; asked]),
             Err(error) => return Err(error),

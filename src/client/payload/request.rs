@@ -22,6 +22,18 @@ pub struct StoreRequest {
     pub blocks: Option<Vec<Vec<i64>>>,
 }
 
+/// One object to load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadRequest {
+    /// The object.
+    pub id: ObjectId,
+    /// Tokens of the whole object, as the lookup said.
+    pub tokens: u32,
+    /// Block ids in token order, one list per KV cache group of the object group. A list may end early, and null blocks
+    /// are left alone.
+    pub blocks: Vec<Vec<i64>>,
+}
+
 /// What became of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoreOutcome {

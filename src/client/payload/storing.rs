@@ -6,10 +6,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::by_ring::{self, Outgoing};
+use super::known;
 use super::request::{Checked, StoreOutcome, StoreRequest};
 use crate::client::ClientError;
 use crate::client::extents::ExtentCursor;
+use crate::client::link::attached::Attached;
 use crate::client::link::populate::When;
+use crate::client::link::ring::RingSide;
 use crate::client::link::session::{PoolSide, Session};
 use crate::client::link::wanted::Registered;
 use crate::client::memory::KvMemory;
@@ -114,7 +118,7 @@ impl<'a> Storing<'a> {
 
     fn store_all(&mut self, pool: &PoolSide, checked: &[Checked<'_>]) -> Result<(), ClientError> {
         let (mut next, mut batch, mut waiting) = (0, Batch::default(), None);
-        self.find_known(pool, &mut batch, checked);
+        self.find_known(pool, &mut batch, checked)?;
         while next < checked.len() {
             // Before space is asked for: what can only be refused is not to cost others theirs.
             self.settle_hopeless(pool, &mut batch, checked, next);
@@ -154,28 +158,40 @@ impl<'a> Storing<'a> {
     }
 
     /// Looks into the index: what is there already is neither copied nor is space asked for it.
-    fn find_known(&mut self, pool: &PoolSide, batch: &mut Batch, checked: &[Checked<'_>]) {
+    fn find_known(
+        &mut self,
+        pool: &PoolSide,
+        batch: &mut Batch,
+        checked: &[Checked<'_>],
+    ) -> Result<(), ClientError> {
         let mut records = Vec::new();
+        let asked = match pool.attached() {
+            Some(_) => HashSet::new(),
+            None => known::ask(self.core, self.registered, pool, checked)?,
+        };
         for (position, item) in checked.iter().enumerate() {
             let id = item.request.id;
             if item.request.blocks.is_none() {
                 continue;
             }
-            if let Some(record) = pool.attached().find(self.registered.domain, &id) {
+            let find = |attached: &Attached| attached.find(self.registered.domain, &id);
+            let record = pool.attached().and_then(find);
+            if record.is_some() || asked.contains(&id) {
                 self.known[position] = true;
                 self.settled[position] = true;
                 self.outcomes[position] = StoreOutcome::Exists;
                 self.tell_other_ranks(batch, position, item);
-                records.push(record);
+                records.extend(record);
             } else if self.is_full(id.group) {
                 self.coming.insert(id);
             }
         }
         // The deepest first, so that what it hangs under is the more recent.
         records.reverse();
-        if !records.is_empty() {
-            pool.attached().touch(&records);
+        if let Some(attached) = pool.attached().filter(|_| !records.is_empty()) {
+            attached.touch(&records);
         }
+        Ok(())
     }
 
     /// Frames for what is to be copied from a position on.
@@ -240,9 +256,8 @@ impl<'a> Storing<'a> {
         let lacks = |key: ChunkKey, group: u16| {
             let id = ObjectId { key, group };
             // What other ranks store parts of is not in the index before the last of them has come.
-            let may_lack = !self.coming.contains(&id)
-                && (self.parts(group) == 1 || pool.missing().contains(&id))
-                && pool.attached().find(self.registered.domain, &id).is_none();
+            let may_lack =
+                !self.coming.contains(&id) && pool.lacks(self.registered.domain, &id, self.parts(group) == 1);
             may_lack.then_some(id)
         };
         let before = |group| request.parent.and_then(|parent| lacks(parent, group));
@@ -344,6 +359,9 @@ impl<'a> Storing<'a> {
 
     /// Copies all pages of a batch with one plan, and notes the checksums.
     fn gather(&self, pool: &PoolSide, batch: &mut Batch, checked: &[Checked<'_>]) -> Result<(), ClientError> {
+        if let Some(ring) = pool.ring() {
+            return self.gather_by_ring(pool, ring, batch, checked);
+        }
         let mut plan = SummedPlan::new();
         for (item, &position) in batch.items.iter().zip(&batch.positions) {
             if let Some(lists) = checked[position]
@@ -365,6 +383,41 @@ impl<'a> Storing<'a> {
                 .execute(&plan.unsummed(), self.memory.regions(), pool.memory())
                 .map(|_| Vec::new()),
         };
+        if checksums.is_err() {
+            pool.granted().add(batch.extents.iter().copied());
+        }
+        let stored = batch.items.iter_mut().filter(|item| !item.skipped);
+        for (item, checksum) in stored.zip(checksums?) {
+            item.checksum = checksum;
+        }
+        Ok(())
+    }
+
+    /// The same through the ring.
+    fn gather_by_ring(
+        &self,
+        pool: &PoolSide,
+        ring: &RingSide,
+        batch: &mut Batch,
+        checked: &[Checked<'_>],
+    ) -> Result<(), ClientError> {
+        let mut parts = Vec::with_capacity(batch.items.len());
+        for (item, &position) in batch.items.iter().zip(&batch.positions) {
+            if let Some(lists) = checked[position]
+                .request
+                .blocks
+                .as_ref()
+                .filter(|_| !item.skipped)
+            {
+                parts.push(Outgoing {
+                    object: self.memory.group(item.id.group)?,
+                    lists,
+                    bytes: item.bytes,
+                    extents: item.extents(&batch.extents),
+                });
+            }
+        }
+        let checksums = by_ring::store(self.core, self.session, ring, self.memory, &parts);
         if checksums.is_err() {
             pool.granted().add(batch.extents.iter().copied());
         }

@@ -12,7 +12,7 @@ use crate::object::{
 };
 use crate::wire::error::{DecodeError, ErrorCode, WireError};
 use crate::wire::message::*;
-use crate::wire::{MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, MAX_ITEMS, MAX_MESSAGE_GROUPS};
+use crate::wire::{MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, MAX_ITEMS, MAX_MESSAGE_GROUPS, MAX_REGION_PATH_BYTES};
 
 /// The longest text of an error, and of a warning.
 const MAX_TEXT_BYTES: usize = 64 << 10;
@@ -84,6 +84,16 @@ fn hello_reply(body: fb::HelloReply<'_>) -> Decoded<HelloReply> {
             bytes: region.bytes(),
         });
     }
+    let mut named = Vec::new();
+    let rows: Option<Vector<'_, ForwardsUOffset<fb::NamedRegion<'_>>>> =
+        limited("named", body.named(), MAX_FDS_PER_FRAME)?;
+    for region in rows.iter().flatten() {
+        named.push(NamedRegion {
+            kind: known("named.kind", RegionKind::from_number, region.kind().0)?,
+            path: text("named.path", region.path(), MAX_REGION_PATH_BYTES)?,
+            bytes: region.bytes(),
+        });
+    }
     Ok(HelloReply {
         protocol_version: body.protocol_version(),
         features: body.features(),
@@ -93,6 +103,7 @@ fn hello_reply(body: fb::HelloReply<'_>) -> Decoded<HelloReply> {
         frame_bytes: body.frame_bytes(),
         slab: body.slab(),
         regions,
+        named,
     })
 }
 

@@ -8,7 +8,7 @@ use super::{Decoded, fb};
 use crate::keys::Domain;
 use crate::object::{
     ClientKind, CommitRequest, GrantRequest, GroupRegistration, Lookup, PayloadPath, RetrieveRequest,
-    StoreItem, TailList,
+    RingPart, RingRun, StoreItem, TailList,
 };
 use crate::wire::error::DecodeError;
 use crate::wire::message::*;
@@ -63,6 +63,31 @@ pub(super) fn body(root: &fb::Request<'_>) -> Decoded<Request> {
             })
         }
         Body::Status => Ok(Request::Status),
+        Body::RingWrite => {
+            let runs = require("body", root.body_as_ring_write())?.runs();
+            let run = |row: &fb::RingRun| RingRun {
+                frame: row.frame(),
+                offset: row.offset(),
+                bytes: row.bytes(),
+            };
+            let runs = limited("runs", runs, MAX_ITEMS)?;
+            Ok(Request::RingWrite {
+                runs: runs.map_or_else(Vec::new, |v| v.iter().map(run).collect()),
+            })
+        }
+        Body::RingRead => {
+            let body = require("body", root.body_as_ring_read())?;
+            let part = |row: &fb::RingPart| RingPart {
+                place: row.place(),
+                offset: row.offset(),
+                bytes: row.bytes(),
+            };
+            let parts = limited("parts", body.parts(), MAX_ITEMS)?;
+            Ok(Request::RingRead {
+                pin: body.pin(),
+                parts: parts.map_or_else(Vec::new, |v| v.iter().map(part).collect()),
+            })
+        }
         Body::NONE => Err(DecodeError::Missing { field: "body" }),
         other => Err(DecodeError::UnknownMessage {
             message_type: other.0,
@@ -92,6 +117,8 @@ fn hello(body: fb::Hello<'_>) -> Decoded<Hello> {
         name: text("name", body.name(), MAX_NAME_BYTES)?,
         engine_instance,
         wants_pool: body.wants_pool(),
+        ring_bytes: body.ring_bytes(),
+        named: body.named(),
     })
 }
 
