@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::request::LoadRequest;
+use super::windows::{Slice, Window, runs, windows};
 use crate::client::ClientError;
 use crate::client::extents::ExtentCursor;
 use crate::client::link::core::Core;
@@ -14,7 +15,7 @@ use crate::client::link::ring::RingSide;
 use crate::client::link::session::Session;
 use crate::client::memory::{Holding, KvMemory, ObjectGroupPages};
 use crate::copy::{Checksum, CopyEngine, CopyPlan, Span, SummedPlan};
-use crate::object::{Extent, RingPart, RingRun};
+use crate::object::{Extent, RingPart};
 use crate::shm::ring::{LANE_ALIGN, Lane, RingError, lane_bytes};
 use crate::wire::{Reply, Request};
 
@@ -24,8 +25,6 @@ pub(crate) const RING_ITEMS: usize = 1024;
 const WINDOWS: usize = 2;
 /// Stores that are under way at a time, where they are short. Long ones wait for room.
 const MOVES: usize = 16;
-/// Parts that go through at a time, so that what a message names has bounds.
-const SLICES: usize = 4096;
 /// What pieces of long parts go through.
 const STAGE_BYTES: u64 = 64 << 10;
 
@@ -46,72 +45,6 @@ pub(crate) struct Incoming<'a> {
     pub(crate) bytes: u64,
     /// Its place in the answer to the retrieve.
     pub(crate) place: u32,
-}
-
-/// Bytes of one part in a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Slice {
-    part: usize,
-    offset: u64,
-    bytes: u64,
-}
-
-/// What goes through a lane at a time: whole parts, or one piece of a long one.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Window {
-    slices: Vec<Slice>,
-    /// As the lane counts them.
-    bytes: u64,
-}
-
-/// The parts of so many bytes in windows of at most `most`, in order.
-fn windows(parts: impl Iterator<Item = u64>, most: u64) -> Vec<Window> {
-    let mut windows = Vec::new();
-    let mut window = Window::default();
-    for (part, bytes) in parts.enumerate() {
-        let full = window.bytes + lane_bytes(bytes) > most || window.slices.len() == SLICES;
-        if full && window.bytes > 0 {
-            windows.push(std::mem::take(&mut window));
-        }
-        let mut offset = 0;
-        while bytes - offset > most {
-            let slice = Slice {
-                part,
-                offset,
-                bytes: most,
-            };
-            windows.push(Window {
-                slices: vec![slice],
-                bytes: most,
-            });
-            offset += most;
-        }
-        if bytes > offset {
-            let bytes = bytes - offset;
-            window.slices.push(Slice { part, offset, bytes });
-            window.bytes += lane_bytes(bytes);
-            if offset > 0 {
-                windows.push(std::mem::take(&mut window)); // the end of a long part is alone as its pieces are
-            }
-        }
-    }
-    if window.bytes > 0 {
-        windows.push(window);
-    }
-    windows
-}
-
-/// The pool's runs of some bytes of a part.
-fn runs(extents: &[Extent], frame_bytes: u64, slice: Slice, into: &mut Vec<RingRun>) {
-    let mut cursor = ExtentCursor::new(extents, frame_bytes);
-    cursor.advance(slice.offset, |_, _, _| {});
-    cursor.advance(slice.bytes, |_, span, bytes| {
-        into.push(RingRun {
-            frame: (span.offset / frame_bytes) as u32,
-            offset: (span.offset % frame_bytes) as u32,
-            bytes,
-        });
-    });
 }
 
 /// A long part: its pages by their place among its bytes.
@@ -487,53 +420,5 @@ impl Transfer<'_> {
             done += bytes;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn windows_hold_whole_parts_or_one_piece() {
-        let cut = windows([100, 60, 1000, 64, 256, 1].into_iter(), 256);
-        let shown = |window: &Window| {
-            let slices = window.slices.iter().map(|s| (s.part, s.offset, s.bytes));
-            (window.bytes, slices.collect::<Vec<_>>())
-        };
-        let shown: Vec<_> = cut.iter().map(shown).collect();
-        assert_eq!(
-            shown,
-            [
-                (192, vec![(0, 0, 100), (1, 0, 60)]),
-                (256, vec![(2, 0, 256)]),
-                (256, vec![(2, 256, 256)]),
-                (256, vec![(2, 512, 256)]),
-                (256, vec![(2, 768, 232)]),
-                (64, vec![(3, 0, 64)]),
-                (256, vec![(4, 0, 256)]),
-                (64, vec![(5, 0, 1)]),
-            ]
-        );
-        let many = windows([1; SLICES + 1].into_iter(), u64::MAX);
-        let counts: Vec<_> = many.iter().map(|window| window.slices.len()).collect();
-        assert_eq!(counts, [SLICES, 1]);
-    }
-
-    #[test]
-    fn runs_follow_the_extents() {
-        let extents = [Extent::new(5, 1), Extent::new(9, 2)];
-        let mut found = Vec::new();
-        let slice = |offset, bytes| Slice {
-            part: 0,
-            offset,
-            bytes,
-        };
-        runs(&extents, 100, slice(50, 200), &mut found);
-        let run = |frame, offset, bytes| RingRun { frame, offset, bytes };
-        assert_eq!(found, [run(5, 50, 50), run(9, 0, 150)]);
-        found.clear();
-        runs(&extents, 100, slice(220, 80), &mut found);
-        assert_eq!(found, [run(10, 20, 80)]);
     }
 }

@@ -9,3 +9,4 @@ pub(crate) mod request;
 pub(crate) mod retrieve;
 pub(crate) mod store;
 pub(crate) mod storing;
+pub(crate) mod windows;
