@@ -261,7 +261,7 @@ fn loads_across_deaths_and_restarts_are_right_or_fail() {
             store(&writer, 100 + round * 8 + other);
             hit(&reader, 7, &bytes);
         }
-        assert_eq!(store(&writer, 7), *bytes);
+        assert_eq!(store(&writer, 7), bytes);
         eventually("the reader", || reader.client.is_healthy());
         assert_eq!(hit(&reader, 7, &bytes), ALL);
     }

@@ -401,14 +401,17 @@ fn a_new_server_is_asked_anew() {
     let again = ask();
     assert_eq!((again.hit_tokens, again.degraded), (128, false));
     place.kill();
-    eventually("the hang-up", || ask().degraded);
+    eventually("the hang-up", || !scheduler.is_healthy());
+    // Killed, neither.
+    let dead = ask();
+    assert_eq!((dead.hit_tokens, dead.degraded), (128, false));
     place.start();
     eventually("both to be back", || {
         scheduler.is_healthy() && engine.client.is_healthy()
     });
     assert_eq!((ask().hit_tokens, ask().degraded), (0, false));
     scheduler
-        .release(&[old.pin.unwrap(), again.pin.unwrap()])
+        .release(&[old.pin.unwrap(), again.pin.unwrap(), dead.pin.unwrap()])
         .unwrap();
     place.wait_prefaulted();
     assert_published(&engine.client.store(&items(&chain, 2), &[]).unwrap());

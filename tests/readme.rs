@@ -15,7 +15,7 @@ fn first_screen() -> String {
 fn what_is_not_there_stands_first() {
     let screen = first_screen();
     assert!(screen.contains("**Not there yet:**"), "{screen}");
-    for missing in ["GPU memory", "outlives its server", "while the server hangs"] {
+    for missing in ["GPU memory", "outlives its server", "store nothing"] {
         assert!(screen.contains(missing), "{missing}");
     }
 }

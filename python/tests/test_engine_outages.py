@@ -149,12 +149,16 @@ def test_another_chunk_size_under_a_live_engine_is_told_with_both_numbers(
     eventually("the refusal", lambda: "128" in engine.scheduler._client.state_text)
     eventually("the worker's", lambda: "128" in engine.ranks[0].connector._client.state_text)
     for number in range(5):
-        request = Request(f"r {number}", TOKENS + 1)
+        request = Request(f"r {number}", TOKENS + 1, prompt=10 + number)
         engine.prefill(request, [TOKENS + 1])
+        engine.finish(request)
+        # The server of before is dead, and what it shared suits this engine as it did.
+        request = Request(f"hit {number}", TOKENS + 1)
+        load(engine, request)
         engine.finish(request)
     words = ("chunks of 128 tokens", "agreed on 64", "--chunk-size 64")
     assert len(said(caplog, "Kvasir (scheduler)", "the server at", *words)) == 1
-    assert len(said(caplog, "worker 0 cannot load", *words)) == 1
+    assert len(said(caplog, "worker 0 cannot store", *words)) == 1
 
     def both() -> bool:
         refused = [row["refused"] for row in status(server)["clients"] if row["refused"]]
@@ -167,6 +171,38 @@ def test_another_chunk_size_under_a_live_engine_is_told_with_both_numbers(
     server.start()
     eventually("the right one", lambda: engine.healthy)
     engine.prefill(Request("anew", TOKENS), ENDS)
+    load(engine, Request("hit", TOKENS + 1))
+    assert len(said(caplog, "is back")) == 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_hits_go_on_after_the_server_was_killed(
+    server: Server, engines: Start, caplog: pytest.LogCaptureFixture, model: str
+) -> None:
+    engine, written = engines(MODELS[model], "engine"), Request("w", TOKENS)
+    engine.prefill(written, ENDS)
+    engine.finish(written)
+    server.kill()
+    eventually("the end", lambda: not engine.any_healthy)
+    for number in range(5):
+        request = Request(f"r {number}", TOKENS + 1)
+        load(engine, request)
+        engine.finish(request)
+    fresh = Request("fresh", TOKENS, prompt=2)
+    engine.prefill(fresh, ENDS)
+    engine.finish(fresh)
+    (worker,) = (rank.connector._client for rank in engine.ranks)
+    assert worker.stats()["failed_loads"] == 0 and worker.stats()["loads"] > 0
+    assert len(said(caplog, "worker 0 cannot store")) >= 1
+    assert len(said(caplog, "the server at", "hits go on from memory and nothing is stored")) >= 1
+    assert not said(caplog, "cannot load")
+    # The next server has nothing of it, and is used at once.
+    server.start()
+    eventually("recovery", lambda: engine.healthy)
+    engine.step()
+    again = Request("again", TOKENS)
+    engine.prefill(again, ENDS)
+    engine.finish(again)
     load(engine, Request("hit", TOKENS + 1))
     assert len(said(caplog, "is back")) == 1
 

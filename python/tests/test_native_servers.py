@@ -177,7 +177,7 @@ def test_the_shorter_server_bounds_the_hit_and_what_it_lacks_is_stored_again(ser
         nothing_pinned(servers)
 
 
-def test_a_lost_server_turns_the_whole_cache_off_until_it_is_back(servers: list[Server]) -> None:
+def test_a_lost_server_ends_stores_and_no_hits_until_it_is_back(servers: list[Server]) -> None:
     sockets = [server.socket for server in servers]
     with contextlib.closing(Engine(1, sockets)) as engine:
         engine.fill()
@@ -185,8 +185,10 @@ def test_a_lost_server_turns_the_whole_cache_off_until_it_is_back(servers: list[
         servers[1].kill()
         eventually("the loss", lambda: not engine.several.healthy)
         one = Request("lost", range(TOKENS))
-        assert engine.role.matched(one, 0) == (0, False)
-        assert engine.role.build_plan([Scheduled("lost", 0, TOKENS, True)], {"lost": TABLE}.get, {}).stores is None
+        assert engine.role.matched(one, 0) == (TOKENS - 4, True), "the dead server's pool is read on"
+        stores = engine.role.build_plan([Scheduled("lost", 0, TOKENS, True)], {"lost": TABLE}.get, {}).stores
+        assert stores is None or stores.runs == []
+        engine.role.finished("lost")
         assert sockets[1] in engine.several.state_text and sockets[0] not in engine.several.state_text
         servers[1].start()
         eventually("recovery", lambda: engine.several.healthy and all(role._client.healthy for role in engine.ranks))

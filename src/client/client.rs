@@ -55,7 +55,7 @@ impl Client {
         self.core.is_healthy() || self.has_thread() && self.core.is_healthy()
     }
 
-    /// Lookups and loads work: it is healthy, or the server was late with an answer and what it shares is read without it.
+    /// Lookups and loads work: it is healthy, or the last server is late or dead and what it shared is read without it.
     pub fn is_readable(&self) -> bool {
         self.core.is_readable() || self.has_thread() && self.core.is_readable()
     }

@@ -15,11 +15,11 @@
 //!
 //! - Every call ends at its deadline.
 //! - A connection that timed out, hung up or answered nonsense is never used again.
-//! - Without a server lookups miss, stores are dropped and counted, and loads fail.
+//! - Without a server stores are dropped and counted.
+//! - What needs no message, lookups and loads, goes on from what the last server shared, whether it is late or dead: until
+//!   there is another session, or the boot word says that another boot has begun. Without any, lookups miss and loads fail.
 //! - A background thread brings the connection back to where it was: the same alignment, the same chunk size, the same
 //!   registration.
-//! - A server that is only late is not gone. What needs no message, lookups and loads, goes on from memory until it
-//!   answers again, hangs up or another boot has begun.
 //! - Copies hold their session, so its lock byte stays held until the last of them has ended.
 
 #[allow(clippy::module_inception)]

@@ -135,6 +135,11 @@ impl Attached {
         Ok(())
     }
 
+    /// Whether any lookup could be answered from memory.
+    pub(crate) fn knows_domains(&self) -> bool {
+        !self.shapes().is_empty()
+    }
+
     /// Answers a lookup from memory; nothing where the server has to be asked.
     pub(crate) fn lookup(&self, request: &LookupRequest<'_>) -> Option<LocalAnswer> {
         let shape = Arc::clone(self.shapes().get(&request.domain_seed)?);

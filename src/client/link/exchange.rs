@@ -31,9 +31,26 @@ impl Core {
             Ok(reply) => Ok((reply, Arc::clone(link.session()))),
             Err(ClientError::Refused(error)) if error.code.is_passing() => {
                 link.give_up(&error.to_string());
+                self.end_unused();
                 Err(ClientError::unavailable(error))
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                self.end_unused();
+                Err(error)
+            }
+        }
+    }
+
+    /// Lets go of a session that ended before anything was agreed over it: there is nothing to read, and its slab may be what the
+    /// server hands out next.
+    fn end_unused(&self) {
+        if self.registered().is_none() {
+            self.end_reads(|session| {
+                session.has_ended()
+                    && session
+                        .attached()
+                        .is_none_or(|attached| !attached.knows_domains())
+            });
         }
     }
 

@@ -38,7 +38,7 @@ const SAME_SERVER_RETRY: Duration = Duration::from_secs(3600);
 struct Failed {
     error: ClientError,
     refused: Option<Box<Session>>,
-    /// The process that was asked, where one was.
+    /// The process that answered, where one did.
     asked: Option<u32>,
 }
 
@@ -77,11 +77,17 @@ pub(crate) fn run(core: &Arc<Core>) {
             continue;
         };
         // Nobody answers: soon again. Somebody answers no: it will take a person or a restart to change that.
+        let by_same = |session: &Session| asked == Some(session.stream.server());
+        // Who has ended the connection and answers is not dead: what is held of its slab may be what it hands out next.
+        let answers = |session: &Session| by_same(session) && session.has_ended() && asked != Some(0);
         let pause = match error {
-            ClientError::Unavailable { .. } => retry,
+            ClientError::Unavailable { .. } => {
+                core.end_reads(answers);
+                retry
+            }
             // Who answers is not late, and what was read from while it seemed so may be what keeps this client out. Another
             // server is kept out of nothing by it. (Without numbers the two cannot be told apart.)
-            _ if core.end_reads(|session| asked == Some(session.stream.server())) => {
+            _ if core.end_reads(by_same) => {
                 let_go = Some(Instant::now());
                 retry = FIRST_RETRY;
                 retry
@@ -145,17 +151,23 @@ fn attempt(core: &Core) -> Result<(), Failed> {
     let generation = core.begin_attempt();
     let connection = Connection::connect(&core.config.socket).map_err(ClientError::from)?;
     let asked = Some(connection.stream().server());
+    let mut answered = false;
     let opened = Session::open(
         &core.config,
         connection,
         generation,
         &core.populated,
+        &mut answered,
         core.deadline(),
     );
-    let (connection, mut session) = opened.map_err(|error| Failed {
-        error,
-        refused: None,
-        asked,
+    let (connection, mut session) = opened.map_err(|error| {
+        // A dying server still takes connections, and a late one.
+        let said = answered || !matches!(error, ClientError::Unavailable { .. });
+        Failed {
+            error,
+            refused: None,
+            asked: asked.filter(|_| said),
+        }
     })?;
     // Before this rank registers anew, which ends what it had under way over another connection.
     core.await_unanswered(core.deadline());

@@ -66,12 +66,13 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Says hello over a new connection, maps what came and locks this client's byte.
+    /// Says hello over a new connection, maps what came and locks this client's byte. `answered`: a server greeted it.
     pub(crate) fn open(
         config: &ClientConfig,
         mut connection: Connection,
         generation: u64,
         populated: &Arc<Populated>,
+        answered: &mut bool,
         deadline: Instant,
     ) -> Result<(Connection, Self), ClientError> {
         let forks = forks_so_far().map_err(ClientError::unavailable)?;
@@ -79,6 +80,7 @@ impl Session {
         let Reply::Hello(hello) = reply else {
             return Err(unexpected(&reply));
         };
+        *answered = true;
         let mut regions = Regions {
             hello: &hello,
             descriptors: connection.take_descriptors(),

@@ -32,7 +32,8 @@ pub fn corrupt_pool(
     config.maps = Maps::Pool;
     let deadline = std::time::Instant::now() + config.deadline;
     let connection = Connection::connect(&config.socket).map_err(ClientError::from)?;
-    let (_connection, session) = Session::open(&config, connection, 1, &Arc::default(), deadline)?;
+    let (_connection, session) =
+        Session::open(&config, connection, 1, &Arc::default(), &mut false, deadline)?;
     let pool = session.pool()?;
     let frame_bytes = pool.frame_bytes() as usize;
     let mut before = vec![0_u8; frame_bytes];
