@@ -2,7 +2,7 @@
 
 use crate::copy::CopyError;
 
-use super::uuid::DeviceUuid;
+use super::uuid::{BadUuid, DeviceUuid};
 
 /// What went wrong. Nothing is left mapped, registered or open by the call that gives it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,13 +26,8 @@ pub enum DeviceError {
         missing: &'static str,
     },
     /// A name is no UUID.
-    #[error(
-        "`{text}` is no UUID of a device; `nvidia-smi -L` shows them, such as GPU-01234567-89ab-cdef-0123-456789abcdef"
-    )]
-    BadUuid {
-        /// The name.
-        text: String,
-    },
+    #[error(transparent)]
+    BadUuid(#[from] BadUuid),
     /// No visible device has this UUID.
     #[error(
         "device {wanted} is not visible; visible: {}. CUDA_VISIBLE_DEVICES or the container hides the others",

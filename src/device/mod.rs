@@ -8,8 +8,8 @@
 //! process. [`DeviceCopyEngine`] checks a plan, submits it to a stream, and keeps the memory until the copy has ended.
 //!
 //! ```text
-//! error                    what can go wrong, with its numbers
-//! uuid, driver, devices    the driver and what it shows
+//! uuid, error              names of devices; what can go wrong, with its numbers
+//! driver, devices          the driver and what it shows
 //! context, stream          where work is submitted; events, also across processes
 //! memory, allocated        what a plan may name
 //! pinned                   host memory that devices reach
@@ -45,5 +45,5 @@ pub use ipc::{IpcImports, IpcMemory};
 pub use memory::{Kept, PlanMemory};
 pub use pinned::{PINNED_PIECE_BYTES, PinnedMemory, Registering};
 pub use stream::{Event, EventHandle, Stream};
-pub use uuid::DeviceUuid;
+pub use uuid::{BadUuid, DeviceUuid};
 pub use vmm::{MAX_CHUNKS, VmmChunk, VmmMemory};

@@ -3,11 +3,19 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::error::DeviceError;
-
 /// The UUID of a device, or of a part of one (MIG). Ordinals differ between processes, UUIDs do not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceUuid(pub [u8; 16]);
+
+/// A name that is no UUID.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{text}` is no UUID of a device; `nvidia-smi -L` shows them, such as GPU-01234567-89ab-cdef-0123-456789abcdef"
+)]
+pub struct BadUuid {
+    /// The name, or its beginning.
+    pub text: String,
+}
 
 /// Where the dashes are, counted in hex digits.
 const DASHES: [usize; 4] = [8, 12, 16, 20];
@@ -33,11 +41,11 @@ impl fmt::Debug for DeviceUuid {
 }
 
 impl FromStr for DeviceUuid {
-    type Err = DeviceError;
+    type Err = BadUuid;
 
     /// Reads `GPU-..` and `MIG-..`, and a UUID without either.
-    fn from_str(text: &str) -> Result<Self, DeviceError> {
-        let bad = || DeviceError::BadUuid {
+    fn from_str(text: &str) -> Result<Self, BadUuid> {
+        let bad = || BadUuid {
             text: text.chars().take(64).collect(),
         };
         let body = text
@@ -93,10 +101,7 @@ mod tests {
             "GPU-01234567-89ab-cdef-0123-456789abcdeg",
             "GPU--01234567-89ab-cdef-0123456789abcdef",
         ] {
-            assert_eq!(
-                text.parse::<DeviceUuid>(),
-                Err(DeviceError::BadUuid { text: text.into() })
-            );
+            assert_eq!(text.parse::<DeviceUuid>(), Err(BadUuid { text: text.into() }));
         }
     }
 }

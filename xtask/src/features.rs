@@ -20,6 +20,9 @@ const OF_THE_SERVER: [&str; 6] = [
 /// What reads and writes JSON. The Python module needs it for descriptions of engines, the client alone does not.
 const OF_JSON: [&str; 2] = ["serde", "serde_json"];
 
+/// What speaks to a GPU's driver. No engine uses it yet.
+const OF_A_DEVICE: [&str; 2] = ["cudarc", "libloading"];
+
 /// A build that has to stay lean.
 struct Lean {
     /// Its name, for an error.
@@ -34,12 +37,12 @@ const LEAN: [Lean; 3] = [
     Lean {
         what: "the client library",
         arguments: &["--package", "kvasir", "--no-default-features"],
-        without: &[&OF_THE_SERVER, &OF_JSON],
+        without: &[&OF_THE_SERVER, &OF_JSON, &OF_A_DEVICE],
     },
     Lean {
         what: "the Python module",
         arguments: &["--package", "kvasir-python"],
-        without: &[&OF_THE_SERVER],
+        without: &[&OF_THE_SERVER, &OF_A_DEVICE],
     },
     Lean {
         what: "the C library",
@@ -148,6 +151,15 @@ libc v0.2.191 (*)
         let tree = tree(&["--package", "kvasir"]).unwrap();
         let packages = packages(&tree);
         for name in OF_THE_SERVER.into_iter().chain(OF_JSON) {
+            assert!(packages.contains(&name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_build_for_devices_links_what_the_lean_builds_do_not() {
+        let tree = tree(&["--package", "kvasir", "--features", "cuda"]).unwrap();
+        let packages = packages(&tree);
+        for name in OF_A_DEVICE {
             assert!(packages.contains(&name), "{name}");
         }
     }

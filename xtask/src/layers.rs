@@ -12,9 +12,9 @@ use crate::paths;
 use crate::sources::Source;
 
 /// The modules from the bottom up.
-const ORDER: [&str; 15] = [
-    "geometry", "describe", "keys", "object", "sync", "shm", "control", "wire", "copy", "index", "pool",
-    "cache", "server", "client", "cli",
+const ORDER: [&str; 16] = [
+    "geometry", "describe", "keys", "object", "sync", "shm", "control", "wire", "copy", "device", "index",
+    "pool", "cache", "server", "client", "cli",
 ];
 
 /// Imports that the order would allow and the design does not: the client library has to stay separable from
@@ -22,8 +22,9 @@ const ORDER: [&str; 15] = [
 const FORBIDDEN: [(&str, &str); 3] = [("client", "pool"), ("client", "cache"), ("client", "server")];
 
 /// Modules that the bare client is built without, and the feature that adds each.
-const ADDED: [(&str, &str); 5] = [
+const ADDED: [(&str, &str); 6] = [
     ("describe", "describe"),
+    ("device", "cuda"),
     ("pool", "server"),
     ("cache", "server"),
     ("server", "server"),

@@ -13,7 +13,7 @@ use crate::sources::Source;
 const INLINE_LINES: usize = 150;
 
 /// The modules that may open `unsafe`.
-const UNSAFE: [&str; 2] = ["shm", "copy"];
+const UNSAFE: [&str; 3] = ["shm", "copy", "device"];
 
 /// The file that opens it for generated code.
 const GENERATED: [&str; 1] = ["wire"];
@@ -49,7 +49,7 @@ impl fmt::Display for What {
                 f,
                 "{lines} lines of tests; above {INLINE_LINES} they are a file in the folder `tests`"
             ),
-            Self::Unsafe => write!(f, "only {} may open unsafe", UNSAFE.join(" and ")),
+            Self::Unsafe => write!(f, "only {} may open unsafe", UNSAFE.join(", ")),
         }
     }
 }

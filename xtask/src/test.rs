@@ -56,6 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Step::new("docs", docs),
         Step::new("rust", rust_tests),
         Step::new("native", native::run),
+        Step::new("device", device_tests),
         Step::new("loom", loom),
         Step::new("python", python_tests),
     ];
@@ -73,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// The whole workspace, and the library as others build it: alone with its tests, and with a part of its features.
 fn clippy() -> Result<()> {
-    let builds: [&[&str]; 4] = [
+    let builds: [&[&str]; 5] = [
         &["--workspace", "--all-targets"],
         &["--package", "kvasir", "--no-default-features", "--all-targets"],
         &[
@@ -90,6 +91,14 @@ fn clippy() -> Result<()> {
             "--features",
             "server",
         ],
+        &[
+            "--package",
+            "kvasir",
+            "--no-default-features",
+            "--features",
+            "cuda",
+            "--all-targets",
+        ],
     ];
     for build in builds {
         let mut clippy = cargo();
@@ -101,7 +110,7 @@ fn clippy() -> Result<()> {
 
 /// The library's documentation, whole and of the client alone: links lead nowhere where a feature is missing.
 fn docs() -> Result<()> {
-    for features in [&["--no-default-features"][..], &[]] {
+    for features in [&["--no-default-features"][..], &[], &["--features", "cuda"]] {
         let mut doc = cargo();
         doc.args(["doc", "--package", "kvasir", "--lib", "--no-deps", "--locked"]);
         command::run(doc.args(features).env("RUSTDOCFLAGS", "-D warnings"))?;
@@ -112,6 +121,34 @@ fn docs() -> Result<()> {
 fn rust_tests() -> Result<()> {
     // The Python extension has no Rust tests, and as an extension module it cannot be linked into a test program.
     command::run(cargo().args(["test", "--workspace", "--exclude", "kvasir-python", "--locked"]))
+}
+
+/// Memory of GPUs, on the software driver: a stand-in for `libcuda.so.1`, which is built first.
+fn device_tests() -> Result<()> {
+    command::run(cargo().args(["build", "--package", "kvasir-softcuda", "--locked"]))?;
+    command::run(cargo().args(["test", "--package", "kvasir-softcuda", "--locked"]))?;
+    let device = |what: &[&str]| {
+        let mut test = cargo();
+        test.args([
+            "test",
+            "--package",
+            "kvasir",
+            "--no-default-features",
+            "--features",
+            "cuda",
+            "--locked",
+        ]);
+        command::run(test.args(what))
+    };
+    device(&["--lib", "device::"])?;
+    device(&[
+        "--test",
+        "device_memory",
+        "--test",
+        "device_copies",
+        "--test",
+        "device_sharing",
+    ])
 }
 
 /// The model-checked tests: the library under `--cfg loom`, tests with `loom` in their names.
