@@ -8,11 +8,13 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use device_support::*;
 use kvasir::copy::{HostMemory, Span};
 use kvasir::device::*;
 use kvasir::shm::fdpass::{recv_with_fds, send_with_fds};
+use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
 
 fn send(socket: &mut UnixStream, bytes: &[u8]) {
     socket.write_all(bytes).unwrap();
@@ -249,6 +251,96 @@ fn a_stream_waits_for_the_event_of_another_process() {
     });
 }
 
+/// Where no events can be shared: a word of shared memory that both processes have registered.
+#[test]
+fn a_stream_waits_for_the_word_that_another_process_writes() {
+    let test = "a_stream_waits_for_the_word_that_another_process_writes";
+    let shared = |fd: OwnedFd, context: &Context| {
+        let mapping = Mapping::<ReadWrite>::map_foreign(fd.as_fd(), 8192).unwrap();
+        PinnedMemory::register(context, HostMemory::mapped(Arc::new(mapping)), PINNED_PIECE_BYTES).unwrap()
+    };
+    if let Some(mut socket) = peer() {
+        let (driver, context) = context();
+        let engine = DeviceCopyEngine::new(driver, &context);
+        let mut byte = [0];
+        let fd = recv_with_fds(&socket, &mut byte, 1).unwrap().fds.pop().unwrap();
+        let pool = shared(fd, &context);
+        let memory = DeviceMemory::allocate(&context, 4096).unwrap();
+        let stream = Stream::new(&context).unwrap();
+        // SAFETY: the memory lives until the copy behind the wait has ended.
+        unsafe { stream.wait_for_flag(&pool, 4096, 7) }.unwrap();
+        let load = engine
+            .submit(
+                &whole(0, 0, 4096),
+                &[&pool],
+                &[&memory],
+                &stream,
+                SourceOrder::Stream,
+            )
+            .unwrap();
+        send(&mut socket, b"!");
+        assert!(load.wait(LONG).unwrap());
+        assert!(read(&engine, &memory, 0, 4096) == pattern(8, 4096));
+        meet(&mut socket);
+        return;
+    }
+    passes(test, &[], || {
+        let (driver, context) = context();
+        let engine = DeviceCopyEngine::new(driver, &context);
+        let memfd = Memfd::create("flags", 8192, OwnerAccess::ReadWrite).unwrap();
+        let memory = DeviceMemory::allocate(&context, 4096).unwrap();
+        write(&engine, &memory, 0, &pattern(8, 4096));
+        let stream = Stream::new(&context).unwrap();
+        let (child, mut socket) = with_peer(test, &[]);
+        send_with_fds(&socket, b"!", &[memfd.as_fd()]).unwrap();
+        let pool = shared(memfd.into(), &context);
+        assert_eq!(receive(&mut socket), *b"!");
+        // The other stream waits by now, and this copy is late: without the word it would have been first.
+        faults("late=100");
+        let store = engine
+            .submit(
+                &whole(0, 0, 4096),
+                &[&memory],
+                &[&pool],
+                &stream,
+                SourceOrder::Stream,
+            )
+            .unwrap();
+        // SAFETY: the memory lives until the stream has come to the end.
+        unsafe { stream.set_flag(&pool, 4096, 7) }.unwrap();
+        assert!(store.wait(LONG).unwrap());
+        meet(&mut socket);
+        ends_well(child);
+    });
+}
+
+#[test]
+fn a_word_outside_of_what_the_device_reaches_is_refused() {
+    passes(
+        "a_word_outside_of_what_the_device_reaches_is_refused",
+        &[],
+        || {
+            let (_, context) = context();
+            let stream = Stream::new(&context).unwrap();
+            let (host, pool) = (HostMemory::zeroed(4096), pinned(&context, 4096));
+            // SAFETY: nothing is submitted.
+            let refused =
+                |memory: &dyn PlanMemory, at| unsafe { stream.wait_for_flag(memory, at, 1) }.unwrap_err();
+            assert!(matches!(refused(&pool, 4093), DeviceError::Plan(_)));
+            assert!(matches!(
+                refused(&pool, 2),
+                DeviceError::NotAligned { unit: 4, .. }
+            ));
+            assert!(matches!(refused(&host, 0), DeviceError::NotDeviceMemory { .. }));
+            let frozen =
+                PinnedMemory::register(&context, HostMemory::zeroed(4096).read_only(), 4096).unwrap();
+            // SAFETY: as above.
+            let written = unsafe { stream.set_flag(&frozen, 0, 1) };
+            assert!(matches!(written, Err(DeviceError::Plan(_))));
+        },
+    );
+}
+
 #[test]
 fn virtual_memory_in_several_chunks_is_mapped_as_one_range() {
     let test = "virtual_memory_in_several_chunks_is_mapped_as_one_range";
@@ -388,7 +480,7 @@ fn chunks_that_cannot_be_true_map_nothing() {
             || fs::File::open("/dev/null").unwrap().into(),
             || UnixStream::pair().unwrap().0.into(),
             || {
-                kvasir::shm::Memfd::create("test", 4 << 20, kvasir::shm::OwnerAccess::ReadWrite)
+                Memfd::create("test", 4 << 20, OwnerAccess::ReadWrite)
                     .unwrap()
                     .into()
             },

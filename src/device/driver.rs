@@ -62,7 +62,12 @@ const NEEDED: [&str; 41] = [
 ];
 
 /// Further calls, of streams that wait for each other.
-const NEEDED_TOO: [&str; 2] = ["cuStreamWaitEvent", "cuInit"];
+const NEEDED_TOO: [&str; 4] = [
+    "cuInit",
+    "cuStreamWaitEvent",
+    "cuStreamWaitValue32_v2",
+    "cuStreamWriteValue32_v2",
+];
 
 /// A driver that has been loaded and initialised. It has no context yet.
 #[derive(Debug)]

@@ -60,7 +60,9 @@ pub enum DeviceError {
         about: String,
     },
     /// A pointer is not device memory.
-    #[error("address {address:#x} is no memory of a device: register the tensor's device pointer")]
+    #[error(
+        "address {address:#x} is no memory that the device reaches: name a device pointer, or host memory that is registered"
+    )]
     NotDeviceMemory {
         /// The address.
         address: u64,

@@ -10,8 +10,9 @@
 //! ```text
 //! uuid, error              names of devices; what can go wrong, with its numbers
 //! driver, devices          the driver and what it shows
-//! context, stream          where work is submitted; events, also across processes
-//! memory, allocated        what a plan may name
+//! context, memory          where work is submitted; what a plan may name
+//! stream                   streams, events and flags, also of other processes
+//! allocated                device memory of this process
 //! pinned                   host memory that devices reach
 //! ipc, vmm                 memory of another process, by handles or by descriptors
 //! descriptors, engine      plans as calls, and what becomes of them

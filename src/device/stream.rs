@@ -7,9 +7,12 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags};
 
+use crate::copy::{Side, Span};
+
 use super::context::Context;
 use super::driver::check;
 use super::error::DeviceError;
+use super::memory::PlanMemory;
 
 /// A stream to submit copies to.
 #[derive(Debug, Clone)]
@@ -99,6 +102,73 @@ impl Stream {
             self.0.context.device().uuid.to_string()
         })
     }
+
+    /// Lets what is submitted from now on wait until the word at `offset` of `memory` is at least `value`, counted as
+    /// numbers that wrap around. The word is of 4 bytes, of device memory or of registered host memory: processes that
+    /// cannot share events share it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Plan`] for a place outside of the memory, [`DeviceError::NotAligned`],
+    /// [`DeviceError::NotDeviceMemory`] for host memory that is not registered, or what the driver says.
+    ///
+    /// # Safety
+    /// The memory stays valid until the stream has come to this.
+    pub unsafe fn wait_for_flag(
+        &self,
+        memory: &dyn PlanMemory,
+        offset: u64,
+        value: u32,
+    ) -> Result<(), DeviceError> {
+        let at = flag(memory, Side::Source, offset)?;
+        let _entered = self.0.context.enter()?;
+        // SAFETY: the word was checked to be in memory that the caller keeps.
+        let result = unsafe { sys::cuStreamWaitValue32_v2(self.0.raw, at, value, AT_LEAST) };
+        check("cuStreamWaitValue32_v2", result, || {
+            format!("the word at {at:#x}")
+        })
+    }
+
+    /// Writes the word at `offset` of `memory` when the stream has come to this, after all that was submitted before.
+    ///
+    /// # Errors
+    /// As [`Self::wait_for_flag`].
+    ///
+    /// # Safety
+    /// The memory stays valid until the stream has come to this.
+    pub unsafe fn set_flag(
+        &self,
+        memory: &dyn PlanMemory,
+        offset: u64,
+        value: u32,
+    ) -> Result<(), DeviceError> {
+        let at = flag(memory, Side::Destination, offset)?;
+        let _entered = self.0.context.enter()?;
+        // SAFETY: the word was checked to be in writable memory that the caller keeps.
+        let result = unsafe { sys::cuStreamWriteValue32_v2(self.0.raw, at, value, 0) };
+        check("cuStreamWriteValue32_v2", result, || {
+            format!("the word at {at:#x}")
+        })
+    }
+}
+
+/// `CU_STREAM_WAIT_VALUE_GEQ`.
+const AT_LEAST: u32 = 0;
+
+/// The address of a word that a stream may use.
+fn flag(memory: &dyn PlanMemory, side: Side, offset: u64) -> Result<u64, DeviceError> {
+    memory.check(side, 0, Span::new(0, offset), 4)?;
+    let at = memory.address() + offset;
+    if !at.is_multiple_of(4) {
+        return Err(DeviceError::NotAligned {
+            what: "the address of a word",
+            value: at,
+            unit: 4,
+        });
+    }
+    if !memory.is_direct() {
+        return Err(DeviceError::NotDeviceMemory { address: at });
+    }
+    Ok(at)
 }
 
 impl Drop for Inner {

@@ -17,15 +17,15 @@ pub struct BadUuid {
     pub text: String,
 }
 
-/// Where the dashes are, counted in hex digits.
-const DASHES: [usize; 4] = [8, 12, 16, 20];
+/// Hex digits between the dashes.
+const PARTS: [usize; 5] = [8, 4, 4, 4, 12];
 
 impl fmt::Display for DeviceUuid {
     /// As `nvidia-smi` shows a whole device. The driver does not say which UUIDs are of parts (`MIG-`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GPU-")?;
         for (index, byte) in self.0.iter().enumerate() {
-            if DASHES.contains(&(2 * index)) {
+            if [4, 6, 8, 10].contains(&index) {
                 f.write_str("-")?;
             }
             write!(f, "{byte:02x}")?;
@@ -52,25 +52,18 @@ impl FromStr for DeviceUuid {
             .strip_prefix("GPU-")
             .or_else(|| text.strip_prefix("MIG-"))
             .unwrap_or(text);
-        let mut nibbles = [0u8; 32];
-        let mut filled = 0;
-        for part in body.split('-') {
-            // Each dash has its place.
-            if filled != 0 && !DASHES.contains(&filled) {
-                return Err(bad());
-            }
-            for letter in part.chars() {
-                let digit = letter.to_digit(16).ok_or_else(bad)?;
-                *nibbles.get_mut(filled).ok_or_else(bad)? = digit as u8;
-                filled += 1;
-            }
-        }
-        if filled != 32 || body.matches('-').count() != DASHES.len() {
+        // Each dash has its place.
+        if !body.split('-').map(str::len).eq(PARTS) || !body.is_ascii() {
             return Err(bad());
         }
-        Ok(Self(std::array::from_fn(|at| {
-            nibbles[2 * at] << 4 | nibbles[2 * at + 1]
-        })))
+        let mut uuid = [0; 16];
+        let digits: Vec<char> = body.chars().filter(|&letter| letter != '-').collect();
+        for (byte, pair) in uuid.iter_mut().zip(digits.chunks(2)) {
+            for letter in pair {
+                *byte = *byte << 4 | letter.to_digit(16).ok_or_else(bad)? as u8;
+            }
+        }
+        Ok(Self(uuid))
     }
 }
 
@@ -100,6 +93,8 @@ mod tests {
             "GPU-0123456-789ab-cdef-0123-456789abcdef",
             "GPU-01234567-89ab-cdef-0123-456789abcdeg",
             "GPU--01234567-89ab-cdef-0123456789abcdef",
+            "GPU-0123456\u{e9}-89ab-cdef-0123-456789abcde",
+            "GPU-+1234567-89ab-cdef-0123-456789abcdef",
         ] {
             assert_eq!(text.parse::<DeviceUuid>(), Err(BadUuid { text: text.into() }));
         }
