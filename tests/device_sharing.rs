@@ -198,7 +198,7 @@ fn a_stream_waits_for_the_event_of_another_process() {
         let event = Event::open(&context, &EventHandle(receive(&mut socket))).unwrap();
         let stream = Stream::new(&context).unwrap();
         let host = pinned(&context, 4096);
-        // The other process's copy is late by far: without the event this one would be first.
+        // The other process's copy is held until this one was submitted: without the event it would be first.
         assert!(!event.is_done().unwrap());
         stream.wait_for(&event).unwrap();
         let copying = engine
@@ -230,7 +230,8 @@ fn a_stream_waits_for_the_event_of_another_process() {
             Event::shareable(&context).unwrap(),
         );
         let described = IpcMemory::export(&memory).unwrap();
-        faults("late=1000");
+        let gate = Gate::new(&context);
+        gate.hold(&stream);
         let copying = engine
             .submit(
                 &whole(0, 0, 4096),
@@ -245,6 +246,7 @@ fn a_stream_waits_for_the_event_of_another_process() {
         send_memory(&mut socket, &described);
         send(&mut socket, &event.export().unwrap().0);
         assert_eq!(receive(&mut socket), *b"!");
+        gate.open();
         assert!(copying.wait(LONG).unwrap());
         meet(&mut socket);
         ends_well(child);

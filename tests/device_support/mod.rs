@@ -202,6 +202,25 @@ pub fn pinned(context: &Context, bytes: usize) -> PinnedMemory {
     PinnedMemory::register(context, HostMemory::zeroed(bytes), PINNED_PIECE_BYTES).unwrap()
 }
 
+/// What streams wait at until the test goes on: no test takes a time for long enough.
+pub struct Gate(PinnedMemory);
+
+impl Gate {
+    pub fn new(context: &Context) -> Self {
+        Self(pinned(context, 4096))
+    }
+
+    /// Holds what is submitted to `stream` from now on.
+    pub fn hold(&self, stream: &Stream) {
+        // SAFETY: tests drop the gate after it was opened and the stream has gone on, or end with it.
+        unsafe { stream.wait_for_flag(&self.0, 0, 1) }.unwrap();
+    }
+
+    pub fn open(&self) {
+        self.0.host().write(0, &1u32.to_le_bytes()).unwrap();
+    }
+}
+
 /// A plan of one piece.
 pub fn whole(src: u64, dst: u64, bytes: u64) -> CopyPlan {
     let mut plan = CopyPlan::new();

@@ -188,18 +188,21 @@ fn contexts_come_and_go_and_a_call_without_one_is_refused() {
 fn a_stream_runs_later_and_in_order() {
     passes(
         "a_stream_runs_later_and_in_order",
-        &[("SOFTCUDA_FAULTS", "late=100")],
+        &[("SOFTCUDA_FAULTS", "late=5")],
         || {
             context();
             let (mut from, mut to) = (pattern(1, BYTES), vec![0; BYTES]);
             register(&mut from);
             register(&mut to);
             let (memory, stream, event) = (allocated(BYTES), stream(1), event(2));
+            let (gate, release) = (allocated(4), self::stream(1));
+            good!(cuStreamWaitValue32_v2(stream, gate, 1, 1));
             good!(cuMemcpyAsync(memory, from.as_ptr() as u64, BYTES, stream));
             good!(cuMemcpyAsync(to.as_mut_ptr() as u64, memory, BYTES, stream));
             good!(cuEventRecord(event, stream));
             assert_eq!(call!(cuEventQuery(event)), 600);
             assert_eq!(call!(cuStreamQuery(stream)), 600);
+            good!(cuStreamWriteValue32_v2(release, gate, 1, 0));
             good!(cuEventSynchronize(event));
             assert_eq!(to, pattern(1, BYTES));
             good!(cuStreamQuery(stream));
@@ -207,8 +210,8 @@ fn a_stream_runs_later_and_in_order() {
     );
 }
 
-/// Work in `first` that waits for `release`, then a copy in `second`: does the second wait for the first?
-fn waits(first: u64, second: u64, release: u64) -> bool {
+/// Work in `first` that waits for `release`, then a copy in `second`: the second waits for the first, or does not.
+fn ordered(first: u64, second: u64, release: u64, waits: bool) {
     let (mut from, mut to) = (pattern(2, BYTES), vec![0; BYTES]);
     register(&mut from);
     register(&mut to);
@@ -217,19 +220,20 @@ fn waits(first: u64, second: u64, release: u64) -> bool {
     good!(cuMemcpyAsync(memory, from.as_ptr() as u64, BYTES, first));
     good!(cuMemcpyAsync(to.as_mut_ptr() as u64, memory, BYTES, second));
     good!(cuEventRecord(done, second));
-    std::thread::sleep(Duration::from_millis(50));
-    let waited = call!(cuEventQuery(done)) == 600;
-    if !waited {
-        good!(cuEventSynchronize(done));
+    // What waits does so for ever; what does not ends some time, however busy the machine is.
+    let limit = Duration::from_millis(if waits { 50 } else { 60_000 });
+    let started = Instant::now();
+    while call!(cuEventQuery(done)) == 600 && started.elapsed() < limit {
+        std::thread::sleep(Duration::from_millis(1));
     }
+    assert_eq!(call!(cuEventQuery(done)) == 600, waits, "{first:#x} {second:#x}");
     good!(cuStreamWriteValue32_v2(release, gate, 5, 0));
     good!(cuStreamSynchronize(second));
     // Where it waited it found the first one's bytes, and else there were none.
-    assert_eq!(to == from, waited);
+    assert_eq!(to == from, waits, "{first:#x} {second:#x}");
     good!(cuCtxSynchronize());
     good!(cuMemHostUnregister(from.as_mut_ptr().cast()));
     good!(cuMemHostUnregister(to.as_mut_ptr().cast()));
-    waited
 }
 
 #[test]
@@ -238,10 +242,12 @@ fn the_default_stream_and_blocking_streams_wait_for_each_other() {
     passes(name, &[], || {
         context();
         let (blocking, other, free, release) = (stream(0), stream(0), stream(1), stream(1));
-        assert!(waits(0, blocking, release) && waits(blocking, 0, release));
+        ordered(0, blocking, release, true);
+        ordered(blocking, 0, release, true);
         // Two streams do not wait for each other, and nothing waits for a free one.
-        assert!(!waits(blocking, other, release));
-        assert!(!waits(0, free, release) && !waits(free, 0, release));
+        ordered(blocking, other, release, false);
+        ordered(0, free, release, false);
+        ordered(free, 0, release, false);
     });
 }
 
