@@ -5,6 +5,8 @@
 
 #![allow(dead_code, unreachable_pub, unsafe_code)]
 
+pub mod messages;
+
 use std::env;
 use std::fs;
 use std::os::fd::OwnedFd;

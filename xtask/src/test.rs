@@ -141,14 +141,7 @@ fn device_tests() -> Result<()> {
         command::run(test.args(what))
     };
     device(&["--lib", "device::"])?;
-    device(&[
-        "--test",
-        "device_memory",
-        "--test",
-        "device_copies",
-        "--test",
-        "device_sharing",
-    ])
+    device(&["--test", "device_*"])
 }
 
 /// The model-checked tests: the library under `--cfg loom`, tests with `loom` in their names.

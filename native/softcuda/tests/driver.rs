@@ -1,153 +1,15 @@
-//! The stand-in by itself: what a card's driver does and this one has to do too, and what ends the process.
-//!
-//! Each case is a process of its own, because the driver's state and its faults are the process's. A test runs this
-//! program again for itself, and a case of two processes does so once more.
+//! The stand-in by itself: what a card's driver does and this one has to do too.
 
 #![allow(unsafe_code, missing_docs)]
 
-use std::env;
-use std::ffi::c_void;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+#[macro_use]
+mod support;
+
 use std::time::{Duration, Instant};
 
-use softcuda::abi::{
-    AccessDesc, AllocationProp, CopyAttributes, In, IpcHandle, LOCATION_DEVICE, Location, Out,
-};
+use softcuda::abi::{AccessDesc, CopyAttributes, In, IpcHandle, LOCATION_DEVICE, Location, Out};
 use softcuda::{copy::*, device::*, host::*, ipc::*, memory::*, order::*, vmm::*};
-
-const CASE: &str = "SOFTCUDA_TEST_CASE";
-const PEER: &str = "SOFTCUDA_TEST_PEER";
-const BYTES: usize = 1 << 20;
-
-/// Calls the driver and gives its result.
-macro_rules! call {
-    // SAFETY: pointers are to live values of the call's types, or are what the case is about.
-    ($function:ident($($argument:expr),* $(,)?)) => { unsafe { $function($($argument),*) } };
-}
-
-/// Calls the driver, which has to succeed.
-macro_rules! good {
-    ($function:ident($($argument:expr),* $(,)?)) => {
-        assert_eq!(call!($function($($argument),*)), 0, stringify!($function))
-    };
-}
-
-/// Runs this program for one test.
-fn again(test: &str, role: &str, more: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env::current_exe().unwrap());
-    command
-        .args(["--exact", test, "--nocapture"])
-        .env(role, "1")
-        .envs(more.iter().copied());
-    command.output().unwrap()
-}
-
-fn is(role: &str) -> bool {
-    env::var_os(role).is_some()
-}
-
-/// The case passes in a process of its own.
-fn passes(test: &str, environment: &[(&str, &str)], case: impl FnOnce()) {
-    if is(CASE) {
-        return case();
-    }
-    let output = again(test, CASE, environment);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-/// The case ends its process, with a message that holds `message`.
-fn aborts(test: &str, message: &str, case: impl FnOnce()) {
-    if is(CASE) {
-        case();
-        // What the stand-in finds only when a stream comes to it.
-        std::thread::sleep(Duration::from_secs(20));
-        return;
-    }
-    let output = again(test, CASE, &[]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains(message), "{said}");
-}
-
-/// A context on device 0, current.
-fn context() -> u64 {
-    let mut context = 0;
-    good!(cuInit(0));
-    good!(cuDevicePrimaryCtxRetain(Out::to(&mut context), 0));
-    good!(cuCtxSetCurrent(context));
-    context
-}
-
-fn allocated(bytes: usize) -> u64 {
-    let mut address = 0;
-    good!(cuMemAlloc_v2(Out::to(&mut address), bytes));
-    address
-}
-
-fn stream(flags: u32) -> u64 {
-    let mut stream = 0;
-    good!(cuStreamCreate(Out::to(&mut stream), flags));
-    stream
-}
-
-fn event(flags: u32) -> u64 {
-    let mut event = 0;
-    good!(cuEventCreate(Out::to(&mut event), flags));
-    event
-}
-
-/// Bytes that follow from `seed` and their place.
-fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
-    (0..bytes)
-        .map(|at| (at as u8).wrapping_mul(7) ^ (at >> 8) as u8 ^ seed)
-        .collect()
-}
-
-fn write(to: u64, bytes: &[u8]) {
-    good!(cuMemcpyHtoD_v2(to, bytes.as_ptr().cast::<c_void>(), bytes.len()));
-}
-
-fn read(from: u64, bytes: usize) -> Vec<u8> {
-    let mut found = vec![0; bytes];
-    good!(cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), from, bytes));
-    found
-}
-
-fn register(bytes: &mut [u8]) {
-    good!(cuMemHostRegister_v2(bytes.as_mut_ptr().cast(), bytes.len(), 0));
-}
-
-fn prop(handle_types: u32) -> AllocationProp {
-    AllocationProp {
-        kind: 1,
-        handle_types,
-        location: Location {
-            kind: LOCATION_DEVICE,
-            id: 0,
-        },
-        win32: std::ptr::null_mut(),
-        compression: 0,
-        rdma: 0,
-        usage: 0,
-        reserved: [0; 4],
-    }
-}
-
-fn hex(handle: IpcHandle) -> String {
-    handle.0.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The handle that a process was given in its environment.
-fn handle(name: &str) -> IpcHandle {
-    let text = env::var(name).unwrap();
-    IpcHandle(std::array::from_fn(|at| {
-        u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()
-    }))
-}
+use support::*;
 
 #[test]
 fn contexts_come_and_go_and_a_call_without_one_is_refused() {
@@ -248,34 +110,6 @@ fn the_default_stream_and_blocking_streams_wait_for_each_other() {
         ordered(blocking, other, release, false);
         ordered(0, free, release, false);
         ordered(free, 0, release, false);
-    });
-}
-
-#[test]
-fn memory_freed_while_another_process_has_it_ends_the_process() {
-    let test = "memory_freed_while_another_process_has_it_ends_the_process";
-    if is(PEER) {
-        context();
-        let mut memory = 0;
-        good!(cuIpcOpenMemHandle_v2(Out::to(&mut memory), handle("MEMORY"), 1));
-        println!("open");
-        // Until the other side is gone.
-        std::io::stdin().read_line(&mut String::new()).unwrap();
-        return;
-    }
-    aborts(test, "is freed while another process has it open", || {
-        context();
-        let (memory, mut of_memory) = (allocated(BYTES), IpcHandle([0; 64]));
-        good!(cuIpcGetMemHandle(Out::to(&mut of_memory), memory));
-        let mut peer = Command::new(env::current_exe().unwrap());
-        peer.args(["--exact", test, "--nocapture"])
-            .env(PEER, "1")
-            .env("MEMORY", hex(of_memory));
-        let mut peer = peer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(peer.stdout.take().unwrap()).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line.contains("open")));
-        let _ = call!(cuMemFree_v2(memory));
-        peer.wait().unwrap();
     });
 }
 
@@ -529,72 +363,6 @@ fn a_copy_that_never_ends_leaves_its_event_open() {
             }
             good!(cuMemcpyAsync(memory + 32, memory, 32, other));
             good!(cuStreamSynchronize(other));
-        },
-    );
-}
-
-#[test]
-fn memory_used_after_it_was_freed_ends_the_process() {
-    aborts(
-        "memory_used_after_it_was_freed_ends_the_process",
-        "is used after cuMemFree",
-        || {
-            context();
-            let (memory, stream) = (allocated(64), stream(1));
-            good!(cuStreamWaitValue32_v2(stream, allocated(4), 1, 1));
-            good!(cuMemcpyAsync(memory + 32, memory, 32, stream));
-            good!(cuMemFree_v2(memory));
-            let _ = call!(cuMemcpyAsync(memory, memory, 32, stream));
-        },
-    );
-}
-
-#[test]
-fn memory_unregistered_under_a_copy_ends_the_process() {
-    aborts(
-        "memory_unregistered_under_a_copy_ends_the_process",
-        "unregistered while a copy",
-        || {
-            context();
-            let (memory, gate, stream) = (allocated(64), allocated(4), stream(1));
-            let mut host = vec![0; 64];
-            register(&mut host);
-            good!(cuStreamWaitValue32_v2(stream, gate, 1, 1));
-            good!(cuMemcpyAsync(memory, host.as_ptr() as u64, 64, stream));
-            good!(cuMemHostUnregister(host.as_mut_ptr().cast()));
-            good!(cuMemsetD8_v2(gate, 1, 1));
-        },
-    );
-}
-
-#[test]
-fn host_memory_that_is_gone_ends_the_process() {
-    aborts(
-        "host_memory_that_is_gone_ends_the_process",
-        "is gone when a copy comes to it",
-        || {
-            context();
-            let memory = allocated(64);
-            let _ = call!(cuMemcpyAsync(memory, 4096, 64, 0));
-        },
-    );
-}
-
-#[test]
-fn a_stream_of_another_context_ends_the_process() {
-    if is(CASE) {
-        // SAFETY: no other thread of this process reads the environment now.
-        unsafe { env::set_var("SOFTCUDA_DEVICES", "2") };
-    }
-    aborts(
-        "a_stream_of_another_context_ends_the_process",
-        "is of context",
-        || {
-            context();
-            let (mut other, stream) = (0, stream(1));
-            good!(cuDevicePrimaryCtxRetain(Out::to(&mut other), 1));
-            good!(cuCtxSetCurrent(other));
-            let _ = call!(cuStreamSynchronize(stream));
         },
     );
 }
