@@ -140,6 +140,75 @@ fn pieces_of_any_size_take_one_call_for_a_direction() {
     });
 }
 
+/// Pieces of any size, in any order, whose destinations do not touch each other.
+fn random(seed: u64, bytes: u64) -> CopyPlan {
+    let numbers = pattern(seed, 4096);
+    let mut words = numbers
+        .chunks_exact(4)
+        .map(|word| u64::from(u32::from_le_bytes(word.try_into().unwrap())));
+    let mut next = |below: u64| words.next().unwrap() % below;
+    let mut pieces = Vec::new();
+    let mut at = next(5000);
+    while at < bytes && pieces.len() < 200 {
+        let size = [1, 17, 656, 4097, 70_000, 700_000][next(6) as usize];
+        let len = size.min(bytes - at);
+        // Often what follows the piece before on the source's side too.
+        let follows = pieces
+            .last()
+            .map_or(0, |&(src, _, len): &(u64, u64, u64)| src + len);
+        let src = if next(2) == 0 && follows + len <= bytes {
+            follows
+        } else {
+            next(bytes - len + 1)
+        };
+        pieces.push((src, at, len));
+        at += len + if next(2) == 0 { 0 } else { next(9000) };
+    }
+    let turned = next(pieces.len() as u64) as usize;
+    pieces.rotate_left(turned);
+    let mut plan = CopyPlan::new();
+    for (src, dst, len) in pieces {
+        plan.push(Span::new(0, src), Span::new(0, dst), len);
+    }
+    plan
+}
+
+#[test]
+fn any_plan_moves_its_bytes_and_no_others() {
+    passes("any_plan_moves_its_bytes_and_no_others", &[], || {
+        let (driver, context) = context();
+        let engine = DeviceCopyEngine::with_plain_from(driver, &context, 50_000);
+        // Over the end of an allocation, and of several registrations.
+        let bytes = 1_200_000;
+        let range = Virtual::new(&[GRANULE, GRANULE], true);
+        let cache = range.memory(&context, GRANULE - 500_000, bytes);
+        let host = HostMemory::zeroed(bytes as usize);
+        let pool = PinnedMemory::register(&context, host, 256 << 10).unwrap();
+        let stream = Stream::new(&context).unwrap();
+        for seed in 0..8 {
+            let (old, new) = (pattern(seed, bytes as usize), pattern(100 + seed, bytes as usize));
+            let plan = random(seed, bytes);
+            let (src, dst): (&dyn PlanMemory, &dyn PlanMemory) = if seed % 2 == 0 {
+                (&cache, &pool)
+            } else {
+                (&pool, &cache)
+            };
+            write(&engine, src, 0, &new);
+            write(&engine, dst, 0, &old);
+            let copying = engine
+                .submit(&plan, &[src], &[dst], &stream, SourceOrder::Stream)
+                .unwrap();
+            assert!(copying.wait(LONG).unwrap());
+            let mut expected = old;
+            by_hand(&plan, &new, &mut expected);
+            assert!(read(&engine, dst, 0, bytes as usize) == expected, "plan {seed}");
+        }
+        // Both ways of submitting were taken.
+        let counts = engine.counts();
+        assert!(counts.batched_calls > 0 && counts.plain_calls > 0, "{counts:?}");
+    });
+}
+
 #[test]
 fn a_driver_without_batches_moves_the_same_bytes() {
     passes(

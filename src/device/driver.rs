@@ -62,8 +62,9 @@ const NEEDED: [&str; 41] = [
 ];
 
 /// Further calls, of streams that wait for each other.
-const NEEDED_TOO: [&str; 4] = [
+const NEEDED_TOO: [&str; 5] = [
     "cuInit",
+    "cuMemHostGetDevicePointer_v2",
     "cuStreamWaitEvent",
     "cuStreamWaitValue32_v2",
     "cuStreamWriteValue32_v2",

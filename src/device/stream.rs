@@ -119,8 +119,8 @@ impl Stream {
         offset: u64,
         value: u32,
     ) -> Result<(), DeviceError> {
-        let at = flag(memory, Side::Source, offset)?;
         let _entered = self.0.context.enter()?;
+        let at = flag(memory, Side::Source, offset)?;
         // SAFETY: the word was checked to be in memory that the caller keeps.
         let result = unsafe { sys::cuStreamWaitValue32_v2(self.0.raw, at, value, AT_LEAST) };
         check("cuStreamWaitValue32_v2", result, || {
@@ -141,8 +141,8 @@ impl Stream {
         offset: u64,
         value: u32,
     ) -> Result<(), DeviceError> {
-        let at = flag(memory, Side::Destination, offset)?;
         let _entered = self.0.context.enter()?;
+        let at = flag(memory, Side::Destination, offset)?;
         // SAFETY: the word was checked to be in writable memory that the caller keeps.
         let result = unsafe { sys::cuStreamWriteValue32_v2(self.0.raw, at, value, 0) };
         check("cuStreamWriteValue32_v2", result, || {
@@ -154,7 +154,7 @@ impl Stream {
 /// `CU_STREAM_WAIT_VALUE_GEQ`.
 const AT_LEAST: u32 = 0;
 
-/// The address of a word that a stream may use.
+/// The address of a word that a stream may use, as the device has it. A context is current.
 fn flag(memory: &dyn PlanMemory, side: Side, offset: u64) -> Result<u64, DeviceError> {
     memory.check(side, 0, Span::new(0, offset), 4)?;
     let at = memory.address() + offset;
@@ -168,7 +168,17 @@ fn flag(memory: &dyn PlanMemory, side: Side, offset: u64) -> Result<u64, DeviceE
     if !memory.is_direct() {
         return Err(DeviceError::NotDeviceMemory { address: at });
     }
-    Ok(at)
+    if memory.context().is_some() {
+        return Ok(at);
+    }
+    let host = ptr::with_exposed_provenance_mut(at as usize);
+    let mut device = 0;
+    // SAFETY: as the module `device` says; the address is looked up and not touched.
+    let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0) };
+    check("cuMemHostGetDevicePointer_v2", result, || {
+        format!("the word at {at:#x}")
+    })?;
+    Ok(device)
 }
 
 impl Drop for Inner {

@@ -272,6 +272,7 @@ calls! {
 /// | 7 | reservations of addresses |
 /// | 8 | streams, without the default ones |
 /// | 9 | events |
+/// | 10 | registrations of host memory that ended before a later one |
 #[unsafe(no_mangle)]
 #[allow(unsafe_code)]
 pub extern "C" fn softcuda_count(what: u32) -> u64 {
@@ -292,6 +293,7 @@ pub extern "C" fn softcuda_count(what: u32) -> u64 {
         7 => tables.arena.reservations() as u64,
         8 => tables.streams.len() as u64,
         9 => tables.events.len() as u64,
+        10 => counts.out_of_order.load(Ordering::Relaxed),
         _ => fatal!("there is no count {what}"),
     }
 }

@@ -6,6 +6,7 @@
 
 use std::ffi::{c_uint, c_void};
 use std::ptr;
+use std::sync::atomic::Ordering;
 
 use crate::abi::{Code, Out, REGISTER_READ_ONLY};
 use crate::config::Fault;
@@ -45,14 +46,21 @@ calls! {
         if state.faults.strikes(Fault::RegisterFails) || taken.saturating_add(bytes) > state.config.register_limit {
             return Err(Code::OUT_OF_MEMORY);
         }
-        tables.registered.insert(start, Registered { bytes, read_only: flags & REGISTER_READ_ONLY != 0 });
+        let number = state.counts.registrations.fetch_add(1, Ordering::Relaxed);
+        let read_only = flags & REGISTER_READ_ONLY != 0;
+        tables.registered.insert(start, Registered { bytes, read_only, number });
         Ok(())
     }
 
     /// Takes that back. It needs the address that was registered.
     fn cuMemHostUnregister(start: *mut c_void) {
         live_current()?;
-        tables().registered.remove(&(start.addr() as u64)).map(drop).ok_or(Code::NOT_REGISTERED)
+        let mut tables = tables();
+        let ended = tables.registered.remove(&(start.addr() as u64)).ok_or(Code::NOT_REGISTERED)?;
+        if tables.registered.values().any(|left| left.number > ended.number) {
+            state().counts.out_of_order.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Where devices find registered memory: at the same address.

@@ -30,6 +30,10 @@ pub(crate) struct Counts {
     pub(crate) pieces: AtomicU64,
     /// Contexts that were ever made.
     pub(crate) contexts: AtomicU64,
+    /// Registrations of host memory that were ever made.
+    pub(crate) registrations: AtomicU64,
+    /// Those that were taken back while a later one stood.
+    pub(crate) out_of_order: AtomicU64,
 }
 
 /// A primary context.
@@ -57,6 +61,8 @@ pub(crate) struct Created {
 pub(crate) struct Registered {
     pub(crate) bytes: u64,
     pub(crate) read_only: bool,
+    /// Which registration of the process it is.
+    pub(crate) number: u64,
 }
 
 /// The tables of live things.
