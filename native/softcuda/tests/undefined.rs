@@ -7,10 +7,11 @@ mod support;
 
 use std::env;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
-use softcuda::abi::{IpcHandle, Out};
-use softcuda::{copy::*, device::*, host::*, ipc::*, memory::*, order::*};
+use softcuda::abi::{AccessDesc, In, IpcHandle, LOCATION_DEVICE, Location, Out};
+use softcuda::{copy::*, device::*, host::*, ipc::*, memory::*, order::*, vmm::*};
 use support::*;
 
 #[test]
@@ -104,5 +105,119 @@ fn a_stream_of_another_context_ends_the_process() {
             good!(cuCtxSetCurrent(other));
             let _ = call!(cuStreamSynchronize(stream));
         },
+    );
+}
+
+#[test]
+fn memory_used_after_it_was_closed_ends_the_process() {
+    let test = "memory_used_after_it_was_closed_ends_the_process";
+    if is(PEER) {
+        context();
+        let mut memory = 0;
+        good!(cuIpcOpenMemHandle_v2(Out::to(&mut memory), handle("MEMORY"), 1));
+        let own = allocated(64);
+        good!(cuMemcpy(own, memory, 64));
+        good!(cuIpcCloseMemHandle(memory));
+        let _ = call!(cuMemcpy(own, memory, 64));
+        return;
+    }
+    aborts(test, "is used after cuIpcCloseMemHandle", || {
+        context();
+        let mut of_memory = IpcHandle([0; 64]);
+        good!(cuIpcGetMemHandle(Out::to(&mut of_memory), allocated(BYTES)));
+        let output = again(test, PEER, &[("MEMORY", &hex(of_memory))]);
+        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success());
+    });
+}
+
+#[test]
+fn memory_used_after_it_was_unmapped_ends_the_process() {
+    aborts(
+        "memory_used_after_it_was_unmapped_ends_the_process",
+        "is used after cuMemUnmap",
+        || {
+            context();
+            let (granule, own, gate, stream) = (2 << 20, allocated(64), allocated(4), stream(1));
+            let (mut handle, mut memory) = (0, 0);
+            good!(cuMemCreate(
+                Out::to(&mut handle),
+                granule,
+                In::from(&[prop(0)]),
+                0
+            ));
+            good!(cuMemAddressReserve(Out::to(&mut memory), granule, 0, 0, 0));
+            good!(cuMemMap(memory, granule, 0, handle, 0));
+            let location = Location {
+                kind: LOCATION_DEVICE,
+                id: 0,
+            };
+            good!(cuMemSetAccess(
+                memory,
+                granule,
+                In::from(&[AccessDesc { location, flags: 3 }]),
+                1
+            ));
+            // Unmapped under a copy that has not begun.
+            good!(cuStreamWaitValue32_v2(stream, gate, 1, 1));
+            good!(cuMemcpyAsync(own, memory, 64, stream));
+            good!(cuMemUnmap(memory, granule));
+            good!(cuMemsetD8_v2(gate, 1, 1));
+        },
+    );
+}
+
+#[test]
+fn addresses_freed_under_a_mapping_end_the_process() {
+    aborts(
+        "addresses_freed_under_a_mapping_end_the_process",
+        "while memory is mapped there",
+        || {
+            context();
+            let (granule, mut handle, mut memory) = (2 << 20, 0, 0);
+            good!(cuMemCreate(
+                Out::to(&mut handle),
+                granule,
+                In::from(&[prop(0)]),
+                0
+            ));
+            good!(cuMemAddressReserve(Out::to(&mut memory), granule, 0, 0, 0));
+            good!(cuMemMap(memory, granule, 0, handle, 0));
+            let _ = call!(cuMemAddressFree(memory, granule));
+        },
+    );
+}
+
+#[test]
+fn a_stream_used_after_it_was_destroyed_ends_the_process() {
+    aborts(
+        "a_stream_used_after_it_was_destroyed_ends_the_process",
+        "was destroyed",
+        || {
+            context();
+            let stream = stream(1);
+            good!(cuStreamDestroy_v2(stream));
+            let _ = call!(cuStreamQuery(stream));
+        },
+    );
+}
+
+/// The host has no business at a device's addresses: it ends as on a card, by the kernel's signal.
+#[test]
+fn device_memory_touched_by_the_host_ends_the_process() {
+    let test = "device_memory_touched_by_the_host_ends_the_process";
+    if is(CASE) {
+        context();
+        let memory: *const u8 = std::ptr::with_exposed_provenance(allocated(64) as usize);
+        // SAFETY: none: this is the fault that the case is about.
+        println!("read {}", unsafe { memory.read_volatile() });
+        return;
+    }
+    let output = again(test, CASE, &[]);
+    assert_eq!(
+        output.status.signal(),
+        Some(11),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
     );
 }
