@@ -177,7 +177,7 @@ fn random(seed: u64, bytes: u64) -> CopyPlan {
 fn any_plan_moves_its_bytes_and_no_others() {
     passes("any_plan_moves_its_bytes_and_no_others", &[], || {
         let (driver, context) = context();
-        let engine = DeviceCopyEngine::with_plain_from(driver, &context, 50_000);
+        let engine = DeviceCopyEngine::with_crossovers(driver, &context, Crossovers::both(50_000));
         // Over the end of an allocation, and of several registrations.
         let bytes = 1_200_000;
         let range = Virtual::new(&[GRANULE, GRANULE], true);
@@ -266,7 +266,7 @@ fn large_pieces_have_calls_of_their_own_beside_the_batch() {
         &[],
         || {
             let (driver, context) = context();
-            let engine = DeviceCopyEngine::with_plain_from(driver, &context, 4096);
+            let engine = DeviceCopyEngine::with_crossovers(driver, &context, Crossovers::both(4096));
             let (device, host) = (
                 DeviceMemory::allocate(&context, 1 << 16).unwrap(),
                 pinned(&context, 1 << 16),
@@ -540,4 +540,74 @@ fn the_legacy_default_stream_takes_plain_copies() {
             (0, 2)
         );
     });
+}
+
+#[test]
+fn each_direction_has_its_own_crossover() {
+    passes("each_direction_has_its_own_crossover", &[], || {
+        let (driver, context) = context();
+        let crossovers = Crossovers {
+            to_device: 100,
+            to_host: 10_000,
+        };
+        let engine = DeviceCopyEngine::with_crossovers(driver, &context, crossovers);
+        let (device, host) = (
+            DeviceMemory::allocate(&context, 1 << 16).unwrap(),
+            pinned(&context, 1 << 16),
+        );
+        let stream = Stream::new(&context).unwrap();
+        let mut plan = whole(0, 0, 1000);
+        plan.push(Span::new(0, 5000), Span::new(0, 8000), 1000);
+        let copy = |src: &dyn PlanMemory, dst: &dyn PlanMemory| {
+            let copying = engine
+                .submit(&plan, &[src], &[dst], &stream, SourceOrder::Stream)
+                .unwrap();
+            assert!(copying.wait(LONG).unwrap());
+            (engine.counts().batched_calls, engine.counts().plain_calls)
+        };
+        assert_eq!(copy(&host, &device), (0, 2));
+        assert_eq!(copy(&device, &host), (1, 2));
+    });
+}
+
+#[test]
+fn crossovers_are_measured_in_bounded_memory_and_leave_nothing() {
+    passes(
+        "crossovers_are_measured_in_bounded_memory_and_leave_nothing",
+        &[],
+        || {
+            let (driver, context) = context();
+            let before = live();
+            let found = measure(driver, &context).unwrap();
+            for size in [found.to_device, found.to_host] {
+                assert!((8 << 10..=2 << 20).contains(&size), "{found:?}");
+            }
+            assert_eq!(live(), before);
+            // At least one size of either direction was tried in both ways, and none more often than three times.
+            assert!(
+                (2 * 3 * (1 + 4)..=2 * 6 * 3 * (1 + 128)).contains(&count(0)),
+                "{}",
+                count(0)
+            );
+            // No room: an error, and nothing is left.
+            faults("out-of-memory");
+            assert!(measure(driver, &context).is_err());
+            faults("register-fails");
+            assert!(measure(driver, &context).is_err());
+            assert_eq!(live(), before);
+        },
+    );
+}
+
+#[test]
+fn a_driver_without_batches_has_nothing_to_measure() {
+    passes(
+        "a_driver_without_batches_has_nothing_to_measure",
+        &[("SOFTCUDA_VERSION", "12020")],
+        || {
+            let (driver, context) = context();
+            assert_eq!(measure(driver, &context), Ok(Crossovers::both(0)));
+            assert_eq!((count(0), count(4)), (0, 0));
+        },
+    );
 }

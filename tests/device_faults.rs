@@ -156,7 +156,7 @@ fn a_plan_that_is_half_submitted_keeps_its_memory_until_that_has_ended() {
     let name = "a_plan_that_is_half_submitted_keeps_its_memory_until_that_has_ended";
     passes(name, &[("SOFTCUDA_FAULTS", "submit-error@2")], || {
         let (driver, context) = context();
-        let engine = DeviceCopyEngine::with_plain_from(driver, &context, 1);
+        let engine = DeviceCopyEngine::with_crossovers(driver, &context, Crossovers::both(1));
         let stream = Stream::new(&context).unwrap();
         let (device, host) = (
             DeviceMemory::allocate(&context, 64).unwrap(),

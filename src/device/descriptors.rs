@@ -8,6 +8,25 @@ use super::memory::PlanMemory;
 /// (6 us for a call, 50 GB/s on the wire), not yet measured on a GPU.
 pub const PLAIN_FROM_BYTES: u64 = 300 << 10;
 
+/// The sizes from which on pieces are copied by calls of their own, for each direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crossovers {
+    /// Of copies into device memory.
+    pub to_device: u64,
+    /// Of copies into host memory.
+    pub to_host: u64,
+}
+
+impl Crossovers {
+    /// The same size for both directions.
+    pub const fn both(bytes: u64) -> Self {
+        Self {
+            to_device: bytes,
+            to_host: bytes,
+        }
+    }
+}
+
 /// One copy, as the driver is told of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Descriptor {

@@ -16,7 +16,7 @@ use cudarc::driver::sys::{
 use crate::copy::CopyPlan;
 
 use super::context::Context;
-use super::descriptors::{Descriptor, PLAIN_FROM_BYTES, descriptors};
+use super::descriptors::{Crossovers, Descriptor, PLAIN_FROM_BYTES, descriptors};
 use super::driver::{Driver, check};
 use super::error::DeviceError;
 use super::memory::{Kept, PlanMemory};
@@ -69,7 +69,7 @@ pub struct DeviceCopyEngine(Arc<Inner>);
 struct Inner {
     context: Context,
     batched: bool,
-    plain_from: u64,
+    crossovers: Crossovers,
     counters: Counters,
     /// Copies that nobody waits for any more and that have not ended.
     quarantine: Mutex<Vec<Held>>,
@@ -114,15 +114,15 @@ impl fmt::Debug for Held {
 impl DeviceCopyEngine {
     /// An engine that batches pieces below [`PLAIN_FROM_BYTES`] if the driver can.
     pub fn new(driver: &Driver, context: &Context) -> Self {
-        Self::with_plain_from(driver, context, PLAIN_FROM_BYTES)
+        Self::with_crossovers(driver, context, Crossovers::both(PLAIN_FROM_BYTES))
     }
 
-    /// An engine that batches pieces below `plain_from` bytes if the driver can.
-    pub fn with_plain_from(driver: &Driver, context: &Context, plain_from: u64) -> Self {
+    /// An engine that batches pieces below the direction's crossover if the driver can.
+    pub fn with_crossovers(driver: &Driver, context: &Context, crossovers: Crossovers) -> Self {
         Self(Arc::new(Inner {
             context: context.clone(),
             batched: driver.has_batched_copies(),
-            plain_from,
+            crossovers,
             counters: Counters::default(),
             quarantine: Mutex::default(),
         }))
@@ -155,7 +155,13 @@ impl DeviceCopyEngine {
         let batched = self.0.batched && direct && !stream.is_default();
         let count = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
         let counters = &self.0.counters;
-        let submitted = self.submit_all(&found, batched, stream, order);
+        let into_device = dst.iter().any(|memory| memory.context().is_some());
+        let plain_from = match (batched, into_device) {
+            (false, _) => 0,
+            (true, true) => self.0.crossovers.to_device,
+            (true, false) => self.0.crossovers.to_host,
+        };
+        let submitted = self.submit_all(&found, plain_from, stream, order);
         let recorded = event.record(stream);
         match (submitted, recorded) {
             (Ok(()), Ok(())) => {
@@ -237,12 +243,12 @@ impl DeviceCopyEngine {
     fn submit_all(
         &self,
         all: &[Descriptor],
-        batched: bool,
+        plain_from: u64,
         stream: &Stream,
         order: SourceOrder,
     ) -> Result<(), DeviceError> {
         let _entered = self.0.context.enter()?;
-        let small = |descriptor: &&Descriptor| batched && descriptor.bytes < self.0.plain_from;
+        let small = |descriptor: &&Descriptor| descriptor.bytes < plain_from;
         let few: Vec<Descriptor> = all.iter().filter(small).copied().collect();
         // A batch of one is a plain copy with more to say.
         let batch: &[Descriptor] = if few.len() > 1 { &few } else { &[] };

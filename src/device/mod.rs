@@ -16,6 +16,7 @@
 //! pinned                   host memory that devices reach
 //! ipc, vmm                 memory of another process, by handles or by descriptors
 //! descriptors, engine      plans as calls, and what becomes of them
+//! crossover                which way of copying is faster for which size, measured
 //! ```
 //!
 //! `unsafe` is opened in every file that calls the driver. The invariant, unless a block says more: pointers that a call
@@ -23,6 +24,7 @@
 
 mod allocated;
 mod context;
+mod crossover;
 mod descriptors;
 mod devices;
 mod driver;
@@ -37,7 +39,8 @@ mod vmm;
 
 pub use allocated::DeviceMemory;
 pub use context::Context;
-pub use descriptors::PLAIN_FROM_BYTES;
+pub use crossover::{MEASURE_BYTES, measure};
+pub use descriptors::{Crossovers, PLAIN_FROM_BYTES};
 pub use devices::{Device, find, visible};
 pub use driver::Driver;
 pub use engine::{CopyCounts, Copying, DeviceCopyEngine, SourceOrder};
