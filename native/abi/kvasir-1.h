@@ -269,6 +269,11 @@ enum kvasir_maps
      * The pool too: stores and loads.
      */
     KVASIR_MAPS_POOL = 3,
+    /**
+     * A ring of its own, through which the server copies what is stored and loaded; neither index nor pool. Every lookup is
+     * a message.
+     */
+    KVASIR_MAPS_RING = 4,
 };
 #ifndef __cplusplus
 typedef uint32_t kvasir_maps;

@@ -86,6 +86,7 @@ unsafe fn config(options: *const kvasir_client_options) -> Outcome<ClientConfig>
         1 => Maps::Nothing,
         2 => Maps::Index,
         3 => Maps::Pool,
+        4 => Maps::Ring,
         other => {
             return Err(Failure::argument_of(
                 &[other.into()],
@@ -179,6 +180,7 @@ pub unsafe extern "C" fn kvasir_register(
         let mut request = unsafe { registration_of(registration) }?;
         request.payload_path = match client.config().maps {
             Maps::Pool => PayloadPath::ShmDirect,
+            Maps::Ring => PayloadPath::ShmRing,
             Maps::Nothing | Maps::Index => PayloadPath::None,
         };
         let seed = client.register(request)?;

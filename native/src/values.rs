@@ -174,6 +174,9 @@ pub enum kvasir_maps {
     Index = 2,
     /// The pool too: stores and loads.
     Pool = 3,
+    /// A ring of its own, through which the server copies what is stored and loaded; neither index nor pool. Every lookup is
+    /// a message.
+    Ring = 4,
 }
 
 /// What part of a prefix the objects of an object group stand for.

@@ -14,7 +14,7 @@ use crate::client::link::core::Core;
 use crate::client::link::ring::RingSide;
 use crate::client::link::session::Session;
 use crate::client::memory::{Holding, KvMemory, ObjectGroupPages};
-use crate::copy::{Checksum, CopyEngine, CopyPlan, Span, SummedPlan};
+use crate::copy::{Checksum, CopyPlan, Span, SummedPlan};
 use crate::object::{Extent, RingPart};
 use crate::shm::ring::{LANE_ALIGN, Lane, RingError, lane_bytes};
 use crate::wire::{Reply, Request};
@@ -354,7 +354,7 @@ impl Transfer<'_> {
             Lane::Store => (self.memory.regions(), self.ring.memory()),
             Lane::Load => (self.ring.memory(), self.memory.regions()),
         };
-        let engine = CopyEngine::detect();
+        let engine = self.core.engine();
         if !self.sums {
             engine.execute(&plan.unsummed(), from, to)?;
             return Ok(());

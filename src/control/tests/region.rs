@@ -28,7 +28,7 @@ fn forged(words: &[(usize, u64)], bytes: u64) -> Memfd {
     memfd
 }
 
-const VERSION_WORD: u64 = 4 | 4096 << 32;
+const VERSION_WORD: u64 = 5 | 4096 << 32;
 
 #[test]
 fn the_bytes_are_as_documented() {
@@ -52,7 +52,7 @@ fn the_bytes_are_as_documented() {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
 
     assert_eq!(&bytes[..8], b"KVASIRC1");
-    assert_eq!(&bytes[8..16], [4, 0, 0, 0, 0, 0x10, 0, 0]);
+    assert_eq!(&bytes[8..16], [5, 0, 0, 0, 0, 0x10, 0, 0]);
     assert_eq!(&bytes[16..32], b"0123456789abcdef");
     assert_eq!((word(32), word(40), word(48)), (7, 4321, 1_796_000_000_000));
     assert!(word(64) > 0);
