@@ -25,32 +25,9 @@ pub(crate) const fn blocks_for(words: usize) -> usize {
     words.saturating_sub(INLINE_WORDS).div_ceil(CHAIN_WORDS)
 }
 
-/// One part of a body: its bytes, its checksum, and its runs appended to `extents`. `None` when the words are
-/// not a body.
-#[cfg(test)]
-pub(crate) fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<(u64, u64)> {
-    let mut at = 0;
-    for _ in 0..part {
-        at += BODY_HEAD_WORDS + (words.get(at)? & 0xffff) as usize;
-    }
-    let (bytes, checksum, runs) = part_at(words, at)?;
-    extents.extend(runs.iter().map(|w| Extent::from_word(*w)));
-    Some((bytes, checksum))
-}
-
-/// The part that begins at a word: bytes, checksum and words of its runs.
-pub(crate) fn part_at(words: &[u64], at: usize) -> Option<(u64, u64, &[u64])> {
-    let &[head, checksum] = words.get(at..at + BODY_HEAD_WORDS)? else {
-        return None;
-    };
-    let first = at + BODY_HEAD_WORDS;
-    let runs = words.get(first..first + (head & 0xffff) as usize)?;
-    Some((head >> 16, checksum, runs))
-}
-
 /// What comes up in a walk through a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyPiece {
+pub(crate) enum BodyPiece {
     /// A part begins that has so many bytes in so many runs.
     Part {
         /// Its bytes.
@@ -68,7 +45,7 @@ pub enum BodyPiece {
 
 /// Where a walk through a body is.
 #[derive(Clone, Debug)]
-pub struct BodyCursor {
+pub(crate) struct BodyCursor {
     /// Words that were read and those of them that are done.
     line: [u64; CHAIN_WORDS],
     at: usize,
@@ -85,7 +62,7 @@ pub struct BodyCursor {
 
 impl BodyCursor {
     /// Before a body: its word in the record, and its first words.
-    pub fn new(body: u64, inline: &[u64; INLINE_WORDS]) -> Self {
+    pub(crate) fn new(body: u64, inline: &[u64; INLINE_WORDS]) -> Self {
         let words = (body & 0xffff_ffff) as usize;
         let filled = words.min(INLINE_WORDS);
         let mut line = [0; CHAIN_WORDS];
@@ -103,7 +80,7 @@ impl BodyCursor {
     }
 
     /// Chain blocks that have not come up yet.
-    pub fn blocks_ahead(&self) -> usize {
+    pub(crate) fn blocks_ahead(&self) -> usize {
         self.left.div_ceil(CHAIN_WORDS) + usize::from(self.block.is_some())
     }
 }

@@ -1,6 +1,6 @@
 //! The body of a record as the server has it: written, and walked through in pieces. How it is read: [`crate::index::body`].
 
-use crate::index::body::{BODY_HEAD_WORDS, CHAIN_WORDS, ChainArea, INLINE_WORDS, blocks_for, part_at};
+use crate::index::body::{BODY_HEAD_WORDS, CHAIN_WORDS, ChainArea, INLINE_WORDS, blocks_for};
 use crate::object::Extent;
 use crate::shm::ShmError;
 use crate::shm::mapping::{Access, Mapping, ReadWrite};
@@ -31,6 +31,16 @@ pub(crate) fn encode(parts: &[PartBody]) -> Vec<u64> {
         words.extend(part.extents.iter().map(|e| e.to_word()));
     }
     words
+}
+
+/// The part that begins at a word: bytes, checksum and words of its runs. `None` when the words are not a body.
+fn part_at(words: &[u64], at: usize) -> Option<(u64, u64, &[u64])> {
+    let &[head, checksum] = words.get(at..at + BODY_HEAD_WORDS)? else {
+        return None;
+    };
+    let first = at + BODY_HEAD_WORDS;
+    let runs = words.get(first..first + (head & 0xffff) as usize)?;
+    Some((head >> 16, checksum, runs))
 }
 
 /// All parts of a body. `None` when the words are not a body of that many parts.
@@ -102,8 +112,18 @@ impl ChainArea {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::body::part;
     use crate::shm::{Memfd, OwnerAccess};
+
+    /// One part of a body: its bytes, its checksum, and its runs appended to `extents`.
+    fn part(words: &[u64], part: u16, extents: &mut Vec<Extent>) -> Option<(u64, u64)> {
+        let mut at = 0;
+        for _ in 0..part {
+            at += BODY_HEAD_WORDS + (words.get(at)? & 0xffff) as usize;
+        }
+        let (bytes, checksum, runs) = part_at(words, at)?;
+        extents.extend(runs.iter().map(|w| Extent::from_word(*w)));
+        Some((bytes, checksum))
+    }
 
     fn parts(counts: &[usize]) -> Vec<PartBody> {
         let mut frame = 0;

@@ -220,7 +220,7 @@ impl Directory {
     }
 
     /// Begins a walk through the body of a record.
-    pub fn walk(&self, record: u32) -> Result<BodyCursor, PoolError> {
+    pub(crate) fn walk(&self, record: u32) -> Result<BodyCursor, PoolError> {
         let shared = self.shared_words(record)?;
         let (head, inline) = shared.split_at(WORD_INLINE);
         let inline: &[u64; INLINE_WORDS] = inline.try_into().expect("the rest of the shared words");
@@ -231,7 +231,11 @@ impl Directory {
     ///
     /// # Errors
     /// [`PoolError::Broken`] when the body does not decode.
-    pub fn next_piece(&self, record: u32, cursor: &mut BodyCursor) -> Result<Option<BodyPiece>, PoolError> {
+    pub(crate) fn next_piece(
+        &self,
+        record: u32,
+        cursor: &mut BodyCursor,
+    ) -> Result<Option<BodyPiece>, PoolError> {
         let piece = self.chains.next_piece(&self.mapping, cursor);
         piece.ok_or(PoolError::Broken {
             what: "the body of a record does not decode",
