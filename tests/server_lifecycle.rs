@@ -293,6 +293,7 @@ fn the_status_document_has_its_documented_shape() {
             "quarantined",
             "pinned",
             "frame_bytes",
+            "memory",
         ])
     );
     assert_eq!(

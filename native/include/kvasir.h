@@ -498,6 +498,10 @@ enum kvasir_server_code
      * The server has no descriptors or memory left for now; try again.
      */
     KVASIR_SERVER_CODE_EXHAUSTED = 26,
+    /**
+     * The client has broken its payload ring.
+     */
+    KVASIR_SERVER_CODE_RING_BROKEN = 27,
 };
 #ifndef __cplusplus
 typedef int32_t kvasir_server_code;

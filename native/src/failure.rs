@@ -120,6 +120,8 @@ pub enum kvasir_server_code {
     InvalidArgument = 25,
     /// The server has no descriptors or memory left for now; try again.
     Exhausted = 26,
+    /// The client has broken its payload ring.
+    RingBroken = 27,
 }
 
 /// Why a call fails.

@@ -10,10 +10,13 @@ const PREFIX: &str = "KVASIR_";
 
 /// Variables that no option reads but the connector or the project's tests and tools do. A server that they start
 /// inherits them.
-const TOOLS: [&str; 7] = [
+const TOOLS: [&str; 10] = [
     "KVASIR_BINARY",
     "KVASIR_BLESS",
     "KVASIR_CACHE_DIR",
+    "KVASIR_COPY_PATH",
+    "KVASIR_DEVICE_CASE",
+    "KVASIR_DEVICE_PEER",
     "KVASIR_MODEL_CACHE",
     "KVASIR_TEST_ARGUMENT",
     "KVASIR_TEST_ROLE",

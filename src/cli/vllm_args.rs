@@ -126,7 +126,7 @@ fn read_value(name: &str, text: &str) -> Result<Value, String> {
                 .collect();
             return Ok(json!(paths?));
         }
-        "cache_dir" | "weights_id" | "store" => json!(text),
+        "cache_dir" | "weights_id" | "store" | "payload_path" => json!(text),
         "describe_file" => {
             check_value(name, &json!(text))?;
             json!(whole(Path::new(text))?)
@@ -157,6 +157,7 @@ pub(super) fn check_value(name: &str, value: &Value) -> Result<(), String> {
         }
         "cache_dir" | "weights_id" | "describe_file" => expect(text().is_some(), "text that is not empty"),
         "store" => expect(matches!(text(), Some("all" | "prompt")), "all or prompt"),
+        "payload_path" => expect(matches!(text(), Some("direct" | "ring")), "direct or ring"),
         "heartbeat_interval" | "deadline" | "lookup_wait" => expect(
             value
                 .as_f64()
@@ -209,6 +210,7 @@ pub(super) const KNOWN: &[&str] = &[
     "hash_threads",
     "heartbeat_interval",
     "lookup_wait",
+    "payload_path",
     "preferred_base",
     "socket",
     "store",

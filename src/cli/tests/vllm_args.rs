@@ -71,6 +71,7 @@ fn text_stays_text_and_numbers_are_numbers() {
         "credit_bytes=1MiB",
         "checksums=false",
         "copy_threads=auto",
+        "payload_path=ring",
         "kvasir.store=all",
     ];
     let document = document(&args(&settings)).unwrap();
@@ -83,6 +84,7 @@ fn text_stays_text_and_numbers_are_numbers() {
             "kvasir.credit_bytes": 1_048_576,
             "kvasir.checksums": false,
             "kvasir.copy_threads": "auto",
+            "kvasir.payload_path": "ring",
             "kvasir.store": "all",
         })
     );
@@ -116,6 +118,8 @@ fn what_the_connector_would_refuse_is_refused() {
         "copy_threads=0",
         "copy_threads=17",
         "copy_threads=all",
+        "payload_path=shm",
+        "payload_path=",
         "credit_bytes=64X",
         "credit_bytes=0MiB",
         "describe_file=",
@@ -154,7 +158,7 @@ fn known_settings_are_those_of_the_connector() {
     keys.sort_unstable();
     assert_eq!(keys, KNOWN);
     for key in KNOWN {
-        let known = ["1", "all", "true"]
+        let known = ["1", "all", "true", "ring"]
             .iter()
             .any(|value| read_value(key, value).is_ok());
         assert!(known, "{key}");

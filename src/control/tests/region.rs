@@ -153,8 +153,8 @@ fn what_is_not_a_control_region_of_this_version_is_refused() {
         Err(ControlError::Magic { found: 0 })
     ));
     let error = open(&[(0, MAGIC), (8, VERSION_WORD + 1)], 4096).unwrap_err();
-    assert!(matches!(error, ControlError::AbiVersion { found: 5 }), "{error}");
-    let error = open(&[(0, MAGIC), (8, 4 | 8192 << 32)], 4096).unwrap_err();
+    assert!(matches!(error, ControlError::AbiVersion { found: 6 }), "{error}");
+    let error = open(&[(0, MAGIC), (8, 5 | 8192 << 32)], 4096).unwrap_err();
     assert!(
         matches!(error, ControlError::HeaderBytes { found: 8192 }),
         "{error}"
