@@ -181,8 +181,8 @@ class _Writer:
             data, align, count = value.encode() + b"\0", 1, len(value.encode())
         else:
             of = kind[1:-1]
-            if of == "string":
-                return self.strings(value)
+            if of == "string" or of in self.schema.tables:
+                return self.children(of, value)
             data = bytes(value) if of == "ubyte" else b"".join(self.inline(of, one) for one in value)
             align, count = self.schema.inline(of)[1], len(value)
         self.pad(max(align, 4), 4)
@@ -190,14 +190,13 @@ class _Writer:
         self.out += struct.pack("<I", count) + data
         return at
 
-
-    def strings(self, values: list[str]) -> int:
+    def children(self, kind: str, values: list[Any]) -> int:
         self.pad(4)
         at = len(self.out)
         self.out += struct.pack("<I", len(values)) + bytes(4 * len(values))
         for place, value in enumerate(values):
             entry = at + 4 + 4 * place
-            struct.pack_into("<I", self.out, entry, self.child("string", "plain", value) - entry)
+            struct.pack_into("<I", self.out, entry, self.child(kind, "plain", value) - entry)
         return at
 
 
@@ -263,8 +262,8 @@ class _Reader:
         of = kind[1:-1]
         if of == "ubyte":
             return self.data[start : start + count]
-        if of == "string":
-            return [self.child("string", self.target(start + 4 * i)) for i in range(count)]
+        if of == "string" or of in self.schema.tables:
+            return [self.child(of, self.target(start + 4 * i)) for i in range(count)]
         size = self.schema.inline(of)[0]
         return [self.inline(of, start + size * i) for i in range(count)]
 
