@@ -67,6 +67,8 @@ def _state_models() -> list[Model]:
                 GATED_DELTA,
                 QWEN,
                 layers("linear_attention", 3, "full_attention", 2),
+                # As released models say it. Without it the precision of states depends on the version of `transformers`.
+                mamba_ssm_dtype="float32",
                 rope_parameters={
                     "rope_type": "default",
                     "rope_theta": 10000.0,
