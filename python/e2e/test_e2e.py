@@ -171,7 +171,7 @@ def test_a_batch_with_a_shared_prefix(bench: Bench) -> None:
 
 
 def test_the_engine_outlives_its_server(bench: Bench) -> None:
-    """Killed: the engine carries on, with the right output. Started again: the engine comes back by itself."""
+    """Killed: the engine reads on what there was. Started again: the engine comes back by itself, to an empty cache."""
     server = bench.server()
     engine = bench.engine(QWEN3, server)
     tokens = demo.prompt(5, PROMPT_TOKENS)
@@ -181,6 +181,7 @@ def test_the_engine_outlives_its_server(bench: Bench) -> None:
     engine.reset_prefix_cache()
     without = once(engine, tokens)
     assert (without["token_ids"], without["finish_reason"]) == (before["token_ids"], "length")
+    assert without["cached_tokens"] == (PROMPT_TOKENS - 1) // 32 * 32
 
     bench.server()
     deadline = time.monotonic() + RECONNECT_S
