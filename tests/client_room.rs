@@ -9,6 +9,9 @@ use kvasir::client::StoreOutcome;
 use kvasir::keys::KeyChain;
 use serde_json::Value;
 
+/// Short, so that waiting for it is; long enough that a busy machine answers within it.
+const DEADLINE: Duration = Duration::from_secs(2);
+const HEARTBEAT: Duration = Duration::from_millis(300);
 /// Bytes of a chunk of [`shape`].
 const CHUNK_BYTES: u64 = 2 << 20;
 
@@ -228,4 +231,76 @@ fn what_is_there_is_not_copied_and_its_chain_goes_on() {
     let status = place.status();
     assert_eq!(number(&status, &["reported", "new_bytes"]), CHUNK_BYTES);
     assert_eq!(status["store_amplification"], 6.0);
+}
+
+/// Neither at its first server nor at the next one.
+#[test]
+fn a_rank_that_stores_nothing_holds_no_space() {
+    let mut place = Place::with_server();
+    let shape = Shape::plain(64, 0);
+    let reader = Engine::unregistered(&place, &shape, 1, DEADLINE, HEARTBEAT);
+    eventually("the first connection", || reader.client.is_healthy());
+    reader.client.negotiate(shape.negotiation()).unwrap();
+    let mut registration = shape.registration();
+    registration.stores = false;
+    reader.client.register(registration).unwrap();
+    let writer = Engine::unregistered(&place, &shape, 1, DEADLINE, HEARTBEAT);
+    eventually("the second connection", || writer.client.is_healthy());
+    writer.client.negotiate(shape.negotiation()).unwrap();
+    writer.client.register(shape.registration()).unwrap();
+    let held = |place: &Place| {
+        let status = place.status();
+        let clients = status["clients"].as_array().unwrap();
+        let held = clients.iter().map(|client| {
+            let stores = client["registered"]["stores"].as_bool().unwrap();
+            (stores, client["granted"].as_u64().unwrap() > 0)
+        });
+        held.collect::<std::collections::BTreeSet<_>>()
+    };
+    let expected = std::collections::BTreeSet::from([(false, false), (true, true)]);
+    assert_eq!(held(&place), expected);
+    place.kill();
+    place.start();
+    place.wait_prefaulted();
+    eventually("recovery", || {
+        reader.client.is_healthy() && writer.client.is_healthy()
+    });
+    // A server that has nothing prefaulted yet grants nothing; the writer asks when it stores.
+    writer.fill(1);
+    let chain = writer.chain(CHUNK + 1, 1);
+    let stored = writer.client.store(&[store_chunk(&chain, 0, 0, four(1))], &[]);
+    assert_published(&stored.unwrap());
+    assert_eq!(held(&place), expected);
+    let stats = reader.client.stats();
+    assert_eq!((stats.granted_bytes, stats.reconnects), (0, 1));
+}
+
+/// Granted space is the client's until it is gone, and comes back then: also when nothing was ever committed.
+#[test]
+fn space_of_a_client_that_left_comes_back() {
+    let place = Place::with_server();
+    place.wait_prefaulted();
+    let shape = Shape::plain(64, 0);
+    let granted = || place.status()["pool"]["granted"].as_u64().unwrap();
+    let before = granted();
+    for _ in 0..4 {
+        let engine = Engine::start(&place, &shape, 1);
+        let held = engine.client.reserve(1 << 20).unwrap();
+        assert!(held > 0 && granted() >= before + held);
+        // A key that was never committed blocks nobody.
+        let chain = engine.chain(CHUNK + 1, 4);
+        drop(engine);
+        eventually("the space", || granted() == before);
+        let other = Engine::start(&place, &shape, 2);
+        let outcome = other
+            .client
+            .store(&[store_chunk(&chain, 0, 0, four(1))], &[])
+            .unwrap();
+        assert!(
+            matches!(outcome[0], StoreOutcome::Published | StoreOutcome::Exists),
+            "{outcome:?}"
+        );
+        other.client.give_back().unwrap();
+        assert_eq!(other.client.stats().granted_bytes, 0);
+    }
 }

@@ -1,15 +1,16 @@
 //! How this process keeps the memory that it has freed.
 //!
-//! Unsafe is opened here for calls of the C library that have no safe wrapper: one that takes two integers and changes parameters of
-//! the allocator, which is allowed at any time, and those that write down what it holds, into memory that lasts as long as the process.
+//! Unsafe is opened here for calls of the C library that have no safe wrapper.
+//! One takes two integers and changes parameters of the allocator, which is allowed at any time.
+//! The others write down what it holds, into memory that lasts as long as the process.
 
 #![allow(unsafe_code)]
 
 use std::sync::{Mutex, PoisonError};
 
 /// Keeps freed memory instead of giving it back to the kernel piece by piece: with glibc, what was freed bit by bit is given
-/// back all at once when the last bit goes, and whoever frees that waits for it (46 ms after 250,000 incomplete objects). Freed memory is used again; the process stays as
-/// large as it has been.
+/// back all at once when the last bit goes, and whoever frees that waits for it (46 ms after 250,000 incomplete objects).
+/// Freed memory is used again; the process stays as large as it has been.
 pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -71,7 +72,8 @@ mod told {
     #[derive(Debug)]
     pub(super) struct Told {
         stream: *mut libc::FILE,
-        text: Box<[u8]>,
+        /// `ROOM` bytes that the stream writes, given up for the life of the process: no reference to them outlives a read.
+        text: *mut u8,
     }
 
     // SAFETY: the stream and the memory behind it are this value's alone, and the C library lets any thread use a stream.
@@ -79,9 +81,9 @@ mod told {
 
     impl Told {
         pub(super) fn open() -> Option<Self> {
-            let mut text = vec![0; ROOM].into_boxed_slice();
-            // SAFETY: the memory is as long as is said, and lives as long as the stream: both are in a value that is never dropped.
-            let stream = unsafe { libc::fmemopen(text.as_mut_ptr().cast(), ROOM, c"w".as_ptr()) };
+            let text = Box::leak(vec![0; ROOM].into_boxed_slice()).as_mut_ptr();
+            // SAFETY: the memory is as long as is said, and is never given back.
+            let stream = unsafe { libc::fmemopen(text.cast(), ROOM, c"w".as_ptr()) };
             if stream.is_null() {
                 return None;
             }
@@ -98,7 +100,10 @@ mod told {
             };
             // SAFETY: as before.
             let end = unsafe { libc::ftell(self.stream) };
-            let text = self.text.get(..usize::try_from(end).ok()?)?;
+            let length = usize::try_from(end).ok().filter(|length| *length <= ROOM)?;
+            // SAFETY: so many bytes lie within the room, which lasts and is initialised. The stream has been flushed and writes again
+            // only in the next call, which takes this value by `&mut` and so ends the borrow.
+            let text = unsafe { std::slice::from_raw_parts(self.text, length) };
             std::str::from_utf8(text).ok().filter(|_| told)
         }
     }

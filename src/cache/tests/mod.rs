@@ -1,6 +1,7 @@
 //! The core as the server drives it.
 
 mod domains;
+mod dropped;
 mod evict;
 mod groups;
 mod incomplete;
