@@ -266,6 +266,42 @@ fn frames_that_are_not_granted_are_not_written() {
     assert_eq!(server.status()["rings"]["broken"], 0);
 }
 
+/// A run may name four billion frames, and a message very many runs. What that costs is what is there of it.
+#[test]
+fn runs_that_name_every_number_are_refused_at_once() {
+    let server = ServerProcess::start();
+    server.wait_prefaulted();
+    let mut rogue = Rogue::connect(&server);
+    let own = grant_one(&mut rogue.client);
+    rogue.put(1, CHUNK_BYTES);
+    assert_eq!(rogue.write(&[(own.frame, 0, CHUNK_BYTES)]), Reply::Ack);
+    let all = vec![Extent::new(0, u32::MAX); MAX_EXTENTS];
+    let error = rogue.client.refused(&Request::Abort { extents: all.clone() });
+    assert_eq!(error.code, ErrorCode::InvalidExtent, "{error}");
+    for bytes in [0, CHUNK_BYTES, u64::MAX] {
+        let mut commit = commit_of(&rogue.client, 1, own);
+        commit.items[0].bytes = bytes;
+        commit.items[0].extent_count = MAX_EXTENTS as u32;
+        commit.extents.clone_from(&all);
+        rogue.client.refused(&Request::Commit(commit));
+    }
+    // Two items of one frame, which has come through the ring once.
+    rogue.put(1, CHUNK_BYTES);
+    assert_eq!(rogue.write(&[(own.frame, 0, CHUNK_BYTES)]), Reply::Ack);
+    let mut commit = commit_of(&rogue.client, 1, own);
+    commit.items.push(StoreItem {
+        id: object(2),
+        ..commit.items[0]
+    });
+    let error = rogue.client.refused(&Request::Commit(commit));
+    assert_eq!(
+        (error.code, &error.numbers[..]),
+        (ErrorCode::InvalidExtent, &[own.frame.into(), 1][..])
+    );
+    rogue.store(3);
+    assert_eq!(rogue.load(3), content(3));
+}
+
 /// What is in a frame that was granted is somebody's old bytes.
 #[test]
 fn bytes_that_did_not_come_through_the_ring_are_not_committed() {

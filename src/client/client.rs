@@ -368,7 +368,11 @@ impl Client {
 
     /// What this client counted.
     pub fn stats(&self) -> ClientStats {
-        let granted = self.core.session().map_or(0, |session| session.granted_bytes());
+        // Space of a server that has ended is nobody's.
+        let granted = self
+            .core
+            .linked_session()
+            .map_or(0, |session| session.granted_bytes());
         let degraded = self.core.degraded_now().as_millis() as u64;
         self.core
             .counters
@@ -389,7 +393,7 @@ impl Client {
             && self.core.config.grant_bytes > 0
             && self
                 .core
-                .session()
+                .linked_session()
                 .is_some_and(|session| session.granted_bytes() == 0)
         {
             // None to be had now: the store itself will ask again.

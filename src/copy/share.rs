@@ -5,7 +5,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use super::leaf::{LEAF_BYTES, lengths_of};
+use nix::sys::signal::{SigSet, SigmaskHow};
+
+use super::leaf::lengths_of;
 
 /// Most threads of one copy.
 pub(super) const THREADS_MAX: usize = 16;
@@ -43,12 +45,12 @@ pub(super) fn by_bytes(bytes: u64, threads: usize) -> impl Iterator<Item = Share
 
 /// Shares of equally many leaves, each with the number of its first leaf and the room for its sums.
 pub(super) fn by_leaves(
-    parts: impl Iterator<Item = u64>,
+    parts: impl Iterator<Item = u64> + Clone,
     mut sums: &mut [u64],
     threads: usize,
 ) -> Vec<(Share, usize, &mut [u64])> {
     let leaves = sums.len();
-    let threads = threads_for((leaves * LEAF_BYTES) as u64, threads);
+    let threads = threads_for(parts.clone().sum(), threads);
     let mut lengths = parts.flat_map(lengths_of);
     let (mut shares, mut first, mut leaf) = (Vec::with_capacity(threads), 0, 0);
     for share in 1..=threads {
@@ -63,6 +65,15 @@ pub(super) fn by_leaves(
 
 /// Copies all shares: the first in this thread, each other in one of its own. What gets no thread is copied here too.
 pub(super) fn run<S: Send>(shares: impl IntoIterator<Item = S>, copy: impl Fn(S) + Sync) {
+    run_with(shares, copy, |_| true);
+}
+
+/// [`run`], where the helper of that number can be had.
+fn run_with<S: Send>(
+    shares: impl IntoIterator<Item = S>,
+    copy: impl Fn(S) + Sync,
+    can_be_had: impl Fn(usize) -> bool,
+) {
     let mut shares = shares.into_iter();
     let Some(own) = shares.next() else { return };
     let others: Vec<Mutex<Option<S>>> = shares.map(|share| Mutex::new(Some(share))).collect();
@@ -76,15 +87,24 @@ pub(super) fn run<S: Send>(shares: impl IntoIterator<Item = S>, copy: impl Fn(S)
         }
     };
     thread::scope(|scope| {
-        let started = others.iter().map(|share| {
-            let helper = thread::Builder::new().name("kvasir-copy".into());
-            let helper = helper.stack_size(STACK_BYTES);
-            helper.spawn_scoped(scope, || copy_one(share)).is_ok()
-        });
-        let started = started.filter(|started| *started).count();
+        // Helpers live for one copy and take none of the engine's signals.
+        let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
+        for (number, share) in others.iter().enumerate() {
+            if can_be_had(number) {
+                let helper = thread::Builder::new().name("kvasir-copy".into());
+                // What gets no thread is copied below. Another share may get one after it.
+                let _ = helper
+                    .stack_size(STACK_BYTES)
+                    .spawn_scoped(scope, || copy_one(share));
+            }
+        }
+        if let Ok(before) = before {
+            // Cannot fail: it was in force a moment ago.
+            let _ = before.thread_set_mask();
+        }
         copy(own);
-        // Where no more threads can be had, the last ones had none.
-        others[started..].iter().for_each(copy_one);
+        // Whatever no thread has taken by now, one after the other.
+        others.iter().for_each(copy_one);
     });
 }
 
@@ -125,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_share_is_copied_once_and_only_more_than_one_get_threads() {
+    fn more_than_one_share_get_threads_that_work_at_the_same_time() {
         let seen = Mutex::new(Vec::new());
         let note = |share: u32| {
             let name = thread::current().name().map(str::to_owned);
@@ -134,10 +154,30 @@ mod tests {
         run(0..1, note);
         let here = thread::current().name().map(str::to_owned);
         assert_eq!(std::mem::take(&mut *seen.lock().unwrap()), [(0, here.clone())]);
-        run(0..3, note);
+        let all_at_once = std::sync::Barrier::new(3);
+        run(0..3, |share| {
+            all_at_once.wait();
+            note(share);
+        });
         let mut all = seen.into_inner().unwrap();
         all.sort();
         let helper = Some("kvasir-copy".to_owned());
         assert_eq!(all, [(0, here), (1, helper.clone()), (2, helper)]);
+    }
+
+    /// Threads may be refused and be had again a moment later.
+    #[test]
+    fn every_share_is_copied_once_whichever_helpers_can_be_had() {
+        for had in 0..1_u32 << 4 {
+            let seen = Mutex::new(Vec::new());
+            run_with(
+                0..5,
+                |share| seen.lock().unwrap().push(share),
+                |number| had >> number & 1 == 1,
+            );
+            let mut all = seen.into_inner().unwrap();
+            all.sort();
+            assert_eq!(all, [0, 1, 2, 3, 4], "helpers {had:04b}");
+        }
     }
 }

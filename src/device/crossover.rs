@@ -50,10 +50,10 @@ pub fn measure(driver: &Driver, context: &Context) -> Result<Crossovers, DeviceE
             let plan = scattered(size);
             let together = best(&batched, &plan, src, dst, &stream)?;
             let each = best(&plain, &plan, src, dst, &stream)?;
-            match (together, each) {
-                (Some(together), Some(each)) if each > together => {}
-                (None, None) => return Ok(PLAIN_FROM_BYTES),
-                _ => return Ok(size),
+            match verdict(together, each) {
+                Verdict::Together => {}
+                Verdict::Each => return Ok(size),
+                Verdict::Unknown => return Ok(PLAIN_FROM_BYTES),
             }
         }
         Ok(SIZES[SIZES.len() - 1])
@@ -62,6 +62,24 @@ pub fn measure(driver: &Driver, context: &Context) -> Result<Crossovers, DeviceE
         to_device: crossover(&host, &device)?,
         to_host: crossover(&device, &host)?,
     })
+}
+
+/// Which way is not the slower one.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Together,
+    Each,
+    Unknown,
+}
+
+/// Of times where nothing is one that took too long.
+fn verdict(together: Option<Duration>, each: Option<Duration>) -> Verdict {
+    match (together, each) {
+        (Some(together), Some(each)) if each > together => Verdict::Together,
+        (Some(_), None) => Verdict::Together,
+        (_, Some(_)) => Verdict::Each,
+        (None, None) => Verdict::Unknown,
+    }
 }
 
 /// Pieces of one size that do not follow each other.
@@ -93,4 +111,20 @@ fn best(
         best = Some(best.map_or(took, |best: Duration| best.min(took)));
     }
     Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_took_too_long_is_never_chosen() {
+        let time = |ms| Some(Duration::from_millis(ms));
+        assert_eq!(verdict(time(1), time(2)), Verdict::Together);
+        assert_eq!(verdict(time(2), time(1)), Verdict::Each);
+        assert_eq!(verdict(time(2), time(2)), Verdict::Each);
+        assert_eq!(verdict(time(1), None), Verdict::Together);
+        assert_eq!(verdict(None, time(1)), Verdict::Each);
+        assert_eq!(verdict(None, None), Verdict::Unknown);
+    }
 }

@@ -45,6 +45,10 @@ pub(super) fn exhausted(error: &(dyn Error + 'static)) -> Option<WireError> {
             "ENOMEM",
             "the machine or the server's control group is out of memory",
         ),
+        Errno::ENOSPC => (
+            "ENOSPC",
+            "give the file system more room, such as /dev/shm for named rings",
+        ),
         _ => return None,
     };
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);

@@ -260,7 +260,7 @@ impl Connection {
 
     async fn answer(&mut self, id: u64, request: Request) -> Result<(), End> {
         let Some(session) = &mut self.session else {
-            return self.open(id, request);
+            return self.open(id, request).await;
         };
         let reply = dispatch::answer(&self.server, session, request, &mut self.turn).await;
         match reply {
@@ -285,7 +285,7 @@ impl Connection {
     }
 
     /// The first frame.
-    fn open(&mut self, id: u64, request: Request) -> Result<(), End> {
+    async fn open(&mut self, id: u64, request: Request) -> Result<(), End> {
         let Request::Hello(hello) = request else {
             let error = WireError::new(
                 ErrorCode::HelloExpected,
@@ -294,7 +294,7 @@ impl Connection {
             );
             return Err(self.refuse(id, error));
         };
-        let opened = match opening::open(&self.server, hello, &self.peer) {
+        let opened = match opening::open(&self.server, hello, &self.peer).await {
             Ok(opened) => opened,
             Err(error) => return Err(self.refuse(id, error)),
         };

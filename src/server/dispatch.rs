@@ -93,14 +93,14 @@ async fn handle(
         Request::Release { pins } => {
             let client = client_of(server, session)?;
             if let Some(ring) = &mut session.ring {
-                ring.forget_pins(&pins);
+                ring.forget_pins(&pins, turn).await;
             }
             ack(work(server, Releasing::new(client, &pins), turn).await)
         }
         Request::ReleaseLabel { label } => {
             let client = client_of(server, session)?;
             if let Some(ring) = &mut session.ring {
-                ring.forget_label(label);
+                ring.forget_label(label, turn).await;
             }
             ack(work(server, ReleasingLabel::new(client, label), turn).await)
         }
@@ -353,7 +353,7 @@ async fn retrieve(
     let client = client_of(server, session)?;
     let found = work(server, Retrieving::new(client, &request), turn).await?;
     if let Some(ring) = &mut session.ring
-        && !ring.keep(request.label, &found, turn)
+        && !ring.keep(request.label, &found, turn).await
     {
         work(server, Releasing::new(client, &[found.pin]), turn).await?;
         return Err(rings::too_many_places(&found));
@@ -413,7 +413,7 @@ async fn ring_read(
 pub(super) fn take_back(server: &Server, session: &mut Session, reply: &Reply) {
     let Some(client) = session.client else { return };
     if let (Some(ring), Reply::Retrieve(found)) = (&mut session.ring, reply) {
-        ring.forget_pins(&[found.pin]);
+        ring.forget_pin(found.pin);
     }
     let mut core = server.core();
     // The client never learns of these, so nothing else can have ended them.

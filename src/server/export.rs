@@ -105,8 +105,8 @@ impl Export {
         })
     }
 
-    /// Makes a file of so many zero bytes, for this user only.
-    pub(super) fn create(&self, bytes: u64) -> Result<(Arc<File>, NamedFile), ShmError> {
+    /// Makes an empty file, for this user only.
+    pub(super) fn create(&self) -> Result<(Arc<File>, NamedFile), ShmError> {
         let number = self.next.get();
         self.next.set(number + 1);
         let path = self
@@ -123,7 +123,6 @@ impl Export {
         // Whatever the umask was.
         let private = fs::Permissions::from_mode(0o600);
         file.set_permissions(private).map_err(failed("fchmod"))?;
-        file.set_len(bytes).map_err(failed("ftruncate"))?;
         Ok((Arc::new(file), named))
     }
 }

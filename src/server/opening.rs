@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::answer::Answer;
 use super::peer::Peer;
 use super::ring::Ring;
+use super::ring_desk::RingDesk;
 use super::session::SessionInfo;
 use super::state::Server;
 use crate::cache::{ClientId, ClientInfo};
@@ -41,7 +42,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if let Some(ring) = self.ring.take() {
-            self.server.rings.end(ring);
+            RingDesk::end(ring);
         }
         self.server.end_session(self.number);
     }
@@ -55,7 +56,7 @@ pub(super) struct Opened {
 }
 
 /// Answers the first frame of a connection.
-pub(super) fn open(server: &Rc<Server>, hello: Hello, peer: &Peer) -> Result<Opened, WireError> {
+pub(super) async fn open(server: &Rc<Server>, hello: Hello, peer: &Peer) -> Result<Opened, WireError> {
     if hello.protocol_version != PROTOCOL_VERSION {
         let theirs = hello.protocol_version;
         return Err(WireError::new(
@@ -89,8 +90,9 @@ pub(super) fn open(server: &Rc<Server>, hello: Hello, peer: &Peer) -> Result<Ope
     }
     let (mut client, mut ring) = (None, None);
     if hello.named || hello.ring_bytes > 0 {
-        let made = server.rings.open(&hello, &mut reply, &mut fds)?;
-        client = Some(open_served(server, &hello, &made)?);
+        let rings = &server.rings;
+        let made = rings.open(&server.copies, &hello, &mut reply, &mut fds).await?;
+        client = Some(open_served(server, &hello)?);
         ring = Some(made);
     } else if hello.wants_pool {
         client = Some(open_pool(server, &hello, &mut reply.regions, &mut fds)?);
@@ -111,14 +113,11 @@ pub(super) fn open(server: &Rc<Server>, hello: Hello, peer: &Peer) -> Result<Ope
 }
 
 /// A slab for a client that the server copies for: its number is its name in the books, and it maps none of it.
-fn open_served(server: &Server, hello: &Hello, ring: &Ring) -> Result<ClientId, WireError> {
+fn open_served(server: &Server, hello: &Hello) -> Result<ClientId, WireError> {
     let mut core = server.core();
     let opened = core.open_client(client_info(hello));
     let served = opened.and_then(|client| core.serve_client(client).map(|()| client));
-    served.map_err(|error| {
-        server.rings.give_up(ring);
-        error.to_wire()
-    })
+    served.map_err(|error| error.to_wire())
 }
 
 /// A slab for the client, and the descriptors of the shm-direct path in the order of docs/protocol.md.

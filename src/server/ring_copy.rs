@@ -42,7 +42,12 @@ pub(super) struct Job {
 impl Job {
     /// Makes all moves, piece by piece. Comes back when the last of them has ended, whatever became of it.
     pub(super) async fn run(self, threads: &Offload, moves: Vec<Move>) -> Result<(), RingError> {
-        for piece in pieces(moves) {
+        // Cutting very many takes long too.
+        let pieces = match moves.len() > PIECE_MOVES {
+            true => threads.run(move || pieces(moves)).await,
+            false => pieces(moves),
+        };
+        for piece in pieces {
             let job = self.clone();
             threads.run(move || job.copy(&piece)).await?;
         }
@@ -106,7 +111,7 @@ fn gone(call: &'static str) -> impl Fn(io::Error) -> RingError {
 
 /// Cannot be, since both places were checked.
 fn outside(error: CopyError) -> RingError {
-    RingError::Header {
+    RingError::Copy {
         what: error.to_string(),
     }
 }

@@ -1,12 +1,15 @@
 //! Who gets a ring, and of which memory.
 
 use std::cell::Cell;
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::answer::Answer;
 use super::export::{self, Export, ExportError};
-use super::ring::Ring;
+use super::offload::Offload;
+use super::ring::{Ring, RingShare};
 use crate::shm::ring::{MAX_LANE_BYTES, RingLayout, RingMemory};
 use crate::shm::{Memfd, OwnerAccess, ShmError};
 use crate::wire::{ErrorCode, Hello, HelloReply, NamedRegion, Region, RegionKind, WireError};
@@ -18,8 +21,8 @@ const LEAST_LIMIT: u64 = 256 << 20;
 /// Makes rings.
 pub(super) struct RingDesk {
     export: Option<Export>,
-    /// Bytes of all rings.
-    bytes: Cell<u64>,
+    /// Bytes of all rings, until their memory is back.
+    bytes: Arc<AtomicU64>,
     limit: u64,
     /// Clients that broke theirs.
     broken: Cell<u64>,
@@ -31,7 +34,7 @@ impl RingDesk {
         export::clean_up();
         Ok(Self {
             export: export.map(Export::open).transpose()?,
-            bytes: Cell::new(0),
+            bytes: Arc::default(),
             limit: (pool_bytes / POOL_SHARE).max(LEAST_LIMIT),
             broken: Cell::new(0),
         })
@@ -39,7 +42,7 @@ impl RingDesk {
 
     /// Bytes of all rings, and the most.
     pub(super) fn totals(&self) -> (u64, u64) {
-        (self.bytes.get(), self.limit)
+        (self.bytes.load(Ordering::Relaxed), self.limit)
     }
 
     /// Clients that were dropped since they broke their ring.
@@ -53,8 +56,9 @@ impl RingDesk {
     }
 
     /// Makes a ring and announces it: as a descriptor, or by its name.
-    pub(super) fn open(
+    pub(super) async fn open(
         &self,
+        threads: &Offload,
         hello: &Hello,
         reply: &mut HelloReply,
         fds: &mut Vec<OwnedFd>,
@@ -73,39 +77,33 @@ impl RingDesk {
             return refused(text, &[asked, MAX_LANE_BYTES]);
         };
         let bytes = layout.region_bytes();
-        let (held, limit) = self.totals();
-        if held + bytes > limit {
-            return Err(WireError::new(
+        let limit = self.limit;
+        let share = RingShare::take(&self.bytes, bytes, limit).map_err(|held| {
+            WireError::new(
                 ErrorCode::LimitExceeded,
                 format_args!(
                     "a ring of {bytes} bytes beside {held} of others is more than the {limit} that rings may have; ask for \
                      shorter lanes, or give the server a larger pool"
                 ),
                 [bytes, held, limit],
-            ));
-        }
-        let ring = match (hello.named, &self.export) {
-            (false, _) => passed(layout, reply, fds).map_err(|error| error.to_wire())?,
-            (true, Some(export)) => named(layout, export, reply).map_err(|error| error.to_wire())?,
+            )
+        })?;
+        match (hello.named, &self.export) {
+            (false, _) => passed(layout, share, reply, fds).map_err(|error| error.to_wire()),
+            (true, Some(export)) => {
+                let named = named(layout, export, share, reply, threads).await;
+                named.map_err(|error| error.to_wire())
+            }
             (true, None) => {
                 let text =
                     "this server exports no rings by name; start it with --export NAME, or take descriptors";
-                return refused(text.into(), &[]);
+                refused(text.into(), &[])
             }
-        };
-        self.bytes.set(held + bytes);
-        Ok(ring)
-    }
-
-    /// A ring that nobody uses.
-    pub(super) fn give_up(&self, ring: &Ring) {
-        self.bytes
-            .set(self.bytes.get().saturating_sub(ring.region_bytes()));
+        }
     }
 
     /// A ring that nobody uses any more. To give memory back takes long, so that another thread does it.
-    pub(super) fn end(&self, ring: Ring) {
-        self.give_up(&ring);
+    pub(super) fn end(ring: Ring) {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn_blocking(move || drop(ring));
         }
@@ -113,7 +111,12 @@ impl RingDesk {
 }
 
 /// A ring in memory without a name.
-fn passed(layout: RingLayout, reply: &mut HelloReply, fds: &mut Vec<OwnedFd>) -> Result<Ring, ShmError> {
+fn passed(
+    layout: RingLayout,
+    share: RingShare,
+    reply: &mut HelloReply,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<Ring, ShmError> {
     let memfd = Memfd::create("ring", layout.region_bytes(), OwnerAccess::Read)?;
     let mapping = memfd.map()?;
     mapping.write_bytes(0, &layout.head())?;
@@ -125,12 +128,21 @@ fn passed(layout: RingLayout, reply: &mut HelloReply, fds: &mut Vec<OwnedFd>) ->
     });
     // Nothing of it stays here but the mapping.
     fds.push(memfd.into());
-    Ok(Ring::new(layout, RingMemory::Mapped(Arc::new(mapping)), None))
+    let memory = RingMemory::Mapped(Arc::new(mapping));
+    Ok(Ring::new(layout, memory, None, share))
 }
 
 /// A ring in a file with a name.
-fn named(layout: RingLayout, export: &Export, reply: &mut HelloReply) -> Result<Ring, ShmError> {
-    let (file, name) = export.create(layout.region_bytes())?;
+async fn named(
+    layout: RingLayout,
+    export: &Export,
+    share: RingShare,
+    reply: &mut HelloReply,
+    threads: &Offload,
+) -> Result<Ring, ShmError> {
+    let (file, name) = export.create()?;
+    let (reserved, bytes) = (Arc::clone(&file), layout.region_bytes());
+    threads.run(move || reserve(&reserved, bytes)).await?;
     std::os::unix::fs::FileExt::write_all_at(&*file, &layout.head(), 0)
         .map_err(|error| ShmError::os("pwrite", "a named ring", error))?;
     reply.named.push(NamedRegion {
@@ -138,5 +150,12 @@ fn named(layout: RingLayout, export: &Export, reply: &mut HelloReply) -> Result<
         path: name.path().display().to_string(),
         bytes: layout.region_bytes(),
     });
-    Ok(Ring::new(layout, RingMemory::File(file), Some(name)))
+    Ok(Ring::new(layout, RingMemory::File(file), Some(name), share))
+}
+
+/// Gives a file its size and its memory. The client would get a signal where there is none when it writes.
+fn reserve(file: &File, bytes: u64) -> Result<(), ShmError> {
+    let length = libc::off_t::try_from(bytes).unwrap_or(libc::off_t::MAX);
+    nix::fcntl::posix_fallocate(file, 0, length)
+        .map_err(|error| ShmError::os("posix_fallocate", format!("a named ring of {bytes} bytes"), error))
 }

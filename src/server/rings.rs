@@ -3,17 +3,17 @@
 //! A client with a ring maps nothing of the pool, so all that it reads and writes is decided here. It writes only frames that
 //! the directory grants to it, it commits only bytes that came through its ring, and it reads only parts that its pins hold.
 //! The copies themselves are made on other threads ([`super::ring_copy`]). A connection is served one request after another,
-//! so what was checked holds until the copy has ended: nothing else can give the frames away, or drop the pins.
+//! so what was checked holds until the copy has ended: nothing else can give the frames away, or drop the pins. That rests on
+//! the session's outliving its copies: whoever ends one from elsewhere has to wait for them first.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::answer::Answer;
-use super::ring::{EXTENTS_MAX, PLACES_MAX, Ring};
+use super::ring::{EXTENTS_MAX, PLACES_MAX, Ring, spend};
 use super::ring_copy::{Direction, Job, Move};
 use super::state::Server;
-use super::work::next_turn;
 use crate::cache::{ClientId, Turn};
 use crate::copy::HostMemory;
 use crate::object::{CommitRequest, Extent, FRAME_BYTES, RetrieveAnswer, RingPart, RingRun, frames_for};
@@ -33,13 +33,11 @@ pub(super) fn broken(error: RingError) -> WireError {
         } => vec![*value, *least, *most],
         RingError::NotThere { asked, there, .. } => vec![*asked, *there],
         RingError::Header { .. } => vec![],
-        RingError::Shm(error) => match error.to_wire() {
-            WireError {
-                code: ErrorCode::Exhausted,
-                numbers,
-                ..
-            } => numbers,
-            _ => vec![],
+        // The client has not done that.
+        RingError::Copy { .. } => return WireError::new(ErrorCode::Internal, error, []),
+        RingError::Shm(shm) => match shm.to_wire() {
+            exhausted if exhausted.code == ErrorCode::Exhausted => return exhausted,
+            other => other.numbers,
         },
     };
     WireError::new(ErrorCode::RingBroken, error, numbers)
@@ -70,7 +68,9 @@ pub(super) fn too_many_places(found: &RetrieveAnswer) -> WireError {
 /// Forgets what was written into frames that are no longer the client's.
 pub(super) async fn forget_frames(ring: &mut Ring, extents: &[Extent], turn: &mut Turn) {
     for extent in extents {
-        for frame in extent.frames() {
+        step(turn).await;
+        // Only those that are there: a run may name as many as it likes.
+        while let Some((&frame, _)) = ring.filled.range(extent.frames()).next() {
             ring.filled.remove(&frame);
             step(turn).await;
         }
@@ -83,9 +83,15 @@ pub(super) async fn check_filled(
     request: &CommitRequest,
     turn: &mut Turn,
 ) -> Result<(), WireError> {
+    // Each of these can be committed once.
+    let mut unnamed = ring.filled.len();
     for item in request.items.iter().filter(|item| !item.skipped) {
+        step(turn).await;
         let mut left = item.bytes;
         for frame in item.extents(&request.extents).iter().flat_map(|e| e.frames()) {
+            if left == 0 {
+                break; // what is named beyond the part is for the core to refuse
+            }
             let needed = left.min(FRAME_BYTES);
             let there = u64::from(ring.filled.get(&frame).copied().unwrap_or(0));
             if there < needed {
@@ -98,18 +104,25 @@ pub(super) async fn check_filled(
                 ));
             }
             left -= needed;
+            unnamed = unnamed.checked_sub(1).ok_or_else(|| {
+                WireError::new(
+                    ErrorCode::InvalidExtent,
+                    format_args!(
+                        "frame {frame} is named a second time: this commit names more than the {} frames that have come \
+                         through the ring",
+                        ring.filled.len()
+                    ),
+                    [u64::from(frame), ring.filled.len() as u64],
+                )
+            })?;
             step(turn).await;
         }
     }
     Ok(())
 }
 
-/// Another step, and the others' turn when this one is over.
 async fn step(turn: &mut Turn) {
-    turn.spend(RUN_STEPS);
-    if turn.is_over() {
-        next_turn(turn).await;
-    }
+    spend(turn, RUN_STEPS).await;
 }
 
 /// Moves the next bytes of the store lane into granted frames.
@@ -233,13 +246,18 @@ pub(super) async fn read(
         });
         let Some(location) = location else {
             let (place, places) = (u64::from(part.place), pinned.locations.len() as u64);
+            // 0: there is no such place, or no object was found for it.
+            let found = pinned.locations.get(part.place as usize);
+            let has = found
+                .filter(|found| found.incarnation != 0)
+                .map_or(0, |found| found.bytes);
             return Err(refused(
                 format_args!(
-                    "{} bytes from byte {} of place {place} of pin {pin}, which has {places} places; name bytes of a part that \
-                     is there",
+                    "{} bytes from byte {} of place {place} of pin {pin}, which has {places} places, and {has} bytes in this \
+                     one; name bytes of a part that is there",
                     part.bytes, part.offset
                 ),
-                [pin, place, part.offset, part.bytes],
+                [pin, place, part.offset, part.bytes, places, has],
             ));
         };
         let (mut skip, mut left) = (part.offset, part.bytes);

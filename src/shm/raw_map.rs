@@ -75,10 +75,13 @@ impl RawMap {
         let address = place.as_ref().map(|place| place.start);
         // SAFETY: without an address the kernel chooses one where nothing is. With one, `place` holds the whole range, and nothing
         // but this function knows of it.
-        let mapped = unsafe { mmap(address, length, access, MapFlags::MAP_SHARED | fixed, fd, at) }?;
+        let mapped = unsafe { mmap(address, length, access, MapFlags::MAP_SHARED | fixed, fd, at) };
         if let Some(place) = place {
+            // Also when it failed: the kernel may have made room there before it found that it cannot map the file, and by now
+            // somebody else may have mapped something. What is left of the reservation costs nothing but addresses.
             place.keep(len);
         }
+        let mapped = mapped?;
         Ok(Self {
             base: mapped.cast(),
             len,
@@ -150,11 +153,10 @@ impl Place {
         })
     }
 
-    /// The first `len` bytes from the start are a mapping now; the rest is given back.
-    fn keep(mut self, len: usize) {
+    /// The first `len` bytes from the start are this value's no more; the rest is given back.
+    fn keep(self, len: usize) {
         let end = (self.start.get() + len).next_multiple_of(super::page_size());
         self.give_back(self.start.get()..end);
-        self.reserved = 0..0;
     }
 
     /// Unmaps what was reserved but for the addresses of `kept`.
@@ -171,12 +173,5 @@ impl Place {
                 }
             }
         }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let reserved = self.reserved.clone();
-        self.give_back(reserved.end..reserved.end);
     }
 }

@@ -76,6 +76,12 @@ pub enum RingError {
         /// What is wrong.
         what: String,
     },
+    /// A copy failed whose places had been checked.
+    #[error("a copy between ring and pool failed, which is a defect of the server: {what}")]
+    Copy {
+        /// What the copy says, with its numbers.
+        what: String,
+    },
     /// The memory could not be reached.
     #[error(transparent)]
     Shm(#[from] ShmError),

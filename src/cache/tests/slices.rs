@@ -446,7 +446,6 @@ fn the_pins_of_a_client_end_in_turns() {
     assert_eq!(rig.core.pins.count(peer.id), 0);
 }
 
-/// A pin of more objects than a client may name leaves nothing behind.
 /// A connection that was given up leaves long after its successor has begun to store, also in the midst of a commit.
 #[test]
 fn who_leaves_after_its_successor_takes_nothing_of_it_along() {
@@ -515,6 +514,7 @@ fn chunk_item(prompt: u32, at: u32, group: u16, bytes: u64) -> StoreItem {
     }
 }
 
+/// A pin of more objects than a client may name leaves nothing behind.
 #[test]
 fn a_lookup_beyond_the_objects_that_one_client_may_name_holds_nothing() {
     let mut rig = Rig::new(2048);

@@ -4,6 +4,7 @@
 //! through in pieces, and is then summed over a small buffer instead of in the copy itself.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::request::LoadRequest;
@@ -17,7 +18,7 @@ use crate::client::memory::{Holding, KvMemory, ObjectGroupPages};
 use crate::copy::{Checksum, CopyPlan, Span, SummedPlan};
 use crate::object::{Extent, RingPart};
 use crate::shm::ring::{LANE_ALIGN, Lane, RingError, lane_bytes};
-use crate::wire::{Reply, Request};
+use crate::wire::{ErrorCode, Reply, Request};
 
 /// Objects that one retrieve of such a client names, so that the server keeps few locations for it.
 pub(crate) const RING_ITEMS: usize = 1024;
@@ -27,6 +28,33 @@ const WINDOWS: usize = 2;
 const MOVES: usize = 16;
 /// What pieces of long parts go through.
 const STAGE_BYTES: u64 = 64 << 10;
+
+/// Goes through so many objects in rounds of at most [`RING_ITEMS`]. What a round brings, one after the other, and how many
+/// objects that are. A pool in many pieces lets the server keep fewer locations: rounds are halved then, and where it
+/// keeps none, the rest is left.
+pub(crate) fn in_rounds<T>(
+    count: usize,
+    mut round: impl FnMut(Range<usize>) -> Result<Vec<T>, ClientError>,
+) -> Result<(Vec<T>, usize), ClientError> {
+    let (mut all, mut at, mut items) = (Vec::new(), 0, RING_ITEMS);
+    while at < count {
+        let end = count.min(at + items);
+        match round(at..end) {
+            Ok(some) => {
+                all.extend(some);
+                at = end;
+            }
+            Err(ClientError::Refused(error)) if error.code == ErrorCode::LimitExceeded => {
+                if end - at == 1 {
+                    break;
+                }
+                items = (end - at) / 2;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((all, at))
+}
 
 /// A part to store.
 pub(crate) struct Outgoing<'a> {
@@ -420,5 +448,44 @@ impl Transfer<'_> {
             done += bytes;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::WireError;
+
+    /// What comes of so many objects where the server keeps so many at a time, and how often it is asked.
+    fn rounds_of(count: usize, kept: impl Fn(usize) -> usize) -> (Vec<usize>, usize, usize) {
+        let mut asked = 0;
+        let (all, done) = in_rounds(count, |at| {
+            asked += 1;
+            match at.len() <= kept(at.start) {
+                true => Ok(at.collect()),
+                false => {
+                    let error = WireError::new(ErrorCode::LimitExceeded, "too many", []);
+                    Err(ClientError::Refused(error))
+                }
+            }
+        })
+        .unwrap();
+        (all, done, asked)
+    }
+
+    #[test]
+    fn rounds_are_halved_until_the_server_keeps_what_they_name() {
+        let all = |count: usize| (0..count).collect::<Vec<_>>();
+        assert_eq!(rounds_of(0, |_| RING_ITEMS), (vec![], 0, 0));
+        assert_eq!(rounds_of(2500, |_| RING_ITEMS), (all(2500), 2500, 3));
+        // Four that are refused, and then 40 of 64.
+        assert_eq!(rounds_of(2500, |_| 100), (all(2500), 2500, 44));
+        // From some place on the server keeps none: what came before stays, and it is not asked for each of the rest.
+        assert_eq!(
+            rounds_of(2500, |at| if at < 1024 { 1024 } else { 0 }),
+            (all(1024), 1024, 12)
+        );
+        let failed = in_rounds(3, |_| Err::<Vec<()>, _>(ClientError::unavailable("gone")));
+        assert!(matches!(failed, Err(ClientError::Unavailable { .. })));
     }
 }

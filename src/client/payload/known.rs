@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::by_ring::RING_ITEMS;
+use super::by_ring::in_rounds;
 use super::request::Checked;
 use crate::client::ClientError;
 use crate::client::link::core::Core;
@@ -35,12 +35,16 @@ pub(crate) fn ask(
     }
     let mut there = HashSet::new();
     for (part, ids) in by_part {
-        for ids in ids.chunks(RING_ITEMS) {
+        // What the server keeps no locations for now counts as not there, and is refused by the commit if it is.
+        let (found, _) = in_rounds(ids.len(), |at| {
+            let ids = &ids[at];
             let (found, session) = core.retrieve(registered, 0, part, ids.to_vec())?;
             core.let_go(&session, found.pin, None);
             let found = ids.iter().zip(&found.locations);
-            there.extend(found.filter(|(_, at)| at.incarnation != 0).map(|(id, _)| *id));
-        }
+            let there = found.filter(|(_, at)| at.incarnation != 0).map(|(id, _)| *id);
+            Ok(there.collect())
+        })?;
+        there.extend(found);
     }
     for id in &there {
         pool.missing().remove(id);

@@ -1,8 +1,9 @@
 //! Loading: pinned extents straight into KV pages, then the final check of the read protocol.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::by_ring::{self, Incoming, RING_ITEMS};
+use super::by_ring::{self, Incoming, in_rounds};
 use super::request::{LoadRequest, part_of};
 use crate::client::extents::ExtentCursor;
 use crate::client::link::core::Core;
@@ -62,18 +63,20 @@ impl Core {
             }
             holdings.push((holding, bytes.unwrap_or(0)));
         }
-        // Through a ring in rounds, so that the server keeps few locations for it.
-        let round = match self.config.maps {
-            Maps::Ring => RING_ITEMS,
-            _ => MAX_ITEMS,
+        let load = |at: Range<usize>| {
+            let (requests, holdings) = (&requests[at.clone()], &holdings[at]);
+            self.load_checked(label, part, requests, holdings, &memory, &registered)
         };
-        let rounds = requests.chunks(round).zip(holdings.chunks(round));
-        let loaded: Result<Vec<_>, ClientError> = rounds
-            .map(|(requests, holdings)| {
-                self.load_checked(label, part, requests, holdings, &memory, &registered)
-            })
-            .collect();
-        let loaded = loaded.map(|rounds| rounds.concat());
+        let loaded = match self.config.maps {
+            // In rounds, so that the server keeps few locations for it.
+            Maps::Ring => in_rounds(requests.len(), load),
+            _ => load(0..requests.len()).map(|loaded| (loaded, requests.len())),
+        };
+        let loaded = loaded.map(|(mut loaded, _)| {
+            // What the server keeps no locations for now is not loaded.
+            loaded.resize(requests.len(), false);
+            loaded
+        });
         let loaded = match loaded {
             Err(ClientError::Unavailable { .. }) => vec![false; requests.len()],
             loaded => loaded?,

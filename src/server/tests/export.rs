@@ -39,14 +39,14 @@ fn files_belong_to_a_name_or_to_nobody() {
 fn files_are_the_owners_and_go_with_their_guards() {
     let directory = tempfile::tempdir().unwrap();
     let export = Export::open_in(directory.path(), "one").unwrap();
-    let (file, named) = export.create(12345).unwrap();
-    let (_second, _named) = export.create(1).unwrap();
+    let (file, named) = export.create().unwrap();
+    let (_second, _named) = export.create().unwrap();
     assert_eq!(
         names(directory.path()),
         ["kvasir.one.0.ring", "kvasir.one.1.ring", "kvasir.one.lock"]
     );
     let metadata = file.metadata().unwrap();
-    assert_eq!((metadata.len(), metadata.mode() & 0o7777), (12345, 0o600));
+    assert_eq!((metadata.len(), metadata.mode() & 0o7777), (0, 0o600));
     drop(named);
     assert_eq!(names(directory.path()), ["kvasir.one.1.ring", "kvasir.one.lock"]);
     drop(export);
@@ -58,7 +58,7 @@ fn what_the_dead_left_goes_and_what_the_living_have_stays() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let living = Export::open_in(directory.path(), "living").unwrap();
-    let (_file, _named) = living.create(1).unwrap();
+    let (_file, _named) = living.create().unwrap();
     for left in [
         "kvasir.dead.lock",
         "kvasir.dead.3.ring",
