@@ -92,7 +92,8 @@ pub(super) struct Pages {
     pub(super) threads: usize,
 }
 
-/// The threads. Dropping it stops them after the steps they are in.
+/// The threads. Dropping it has them end after the steps they are in, and waits for none: the kernel may be at a step for long,
+/// and whoever stops a server has clients to let go.
 #[derive(Debug)]
 pub struct Prefault {
     stop: Arc<AtomicU32>,
@@ -173,10 +174,6 @@ impl Prefault {
 impl Drop for Prefault {
     fn drop(&mut self) {
         self.stop();
-        for thread in self.threads.drain(..) {
-            // A panic of the thread has been printed; there is nothing left to undo.
-            let _ = thread.join();
-        }
     }
 }
 

@@ -16,7 +16,7 @@ use super::opening::{self, Session};
 use super::outbox::{Full, Outbox};
 use super::peer::Peer;
 use super::state::{ConnectionCount, Server};
-use super::work::next_turn;
+use super::turns::next_turn;
 use crate::cache::Turn;
 use crate::shm::fdpass::{FdPassError, recv_with_fds};
 use crate::wire::{

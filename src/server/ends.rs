@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 
 use super::liveness;
 use super::state::Server;
-use super::work::next_turn;
+use super::turns::next_turn;
 use crate::cache::{ClientGone, ClientId, CoreError, Disconnected, Progress, Tidy, Turn, Work};
 
 /// Takes clients down as they come, for as long as the server lives.

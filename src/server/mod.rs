@@ -1,17 +1,17 @@
 //! The server: one process that owns the pool, and the sockets that engines reach it by.
 //!
 //! ```text
-//! config, size, limits       settings, and what this process may have
-//! run, state                 the life of a server; what all connections share
-//! listen, name_watch         the socket's name
-//! accept, connection, peer   one connection: who, frames in, replies out (outbox, offload)
-//! opening                    the first frame: what a client gets
-//! dispatch, work, answer     a request becomes a call, in turns, and its result a reply
-//! rings                      clients that map no pool: ring, ring_desk (who gets one), ring_copy, export (their names)
-//! session                    what a connection said of itself
-//! bindings                   the chunk sizes; fleet, fleet_desk: the record that servers share
-//! ends, liveness, leaving    clients that have gone, and those that may have
-//! status, journal            the document, the log
+//! config, size, limits           settings, and what this process may have
+//! run, state                     the life of a server; what all connections share
+//! listen, name_watch             the socket's name
+//! accept, connection, peer       one connection: who, frames in, replies out (outbox, offload)
+//! opening                        the first frame: what a client gets
+//! dispatch, work, turns, answer  a request becomes a call, in turns, and its result a reply
+//! rings                          clients that map no pool: ring, ring_desk (who gets one), ring_copy, export (their names)
+//! session                        what a connection said of itself
+//! bindings                       the chunk sizes; fleet, fleet_desk: the record that servers share
+//! ends, liveness, leaving        clients that have gone, and those that may have
+//! status, journal                the document, the log
 //! ```
 //!
 //! One thread runs the whole control plane, in turns: whatever takes long goes on after others were served.
@@ -49,6 +49,7 @@ mod session;
 mod size;
 mod state;
 mod status;
+mod turns;
 mod work;
 
 pub use config::{ChunkScope, ChunkSize, ChunkSizePolicy, Config, LogLevel, Settings, SettingsError};

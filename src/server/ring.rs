@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::export::NamedFile;
-use super::work::next_turn;
+use super::turns::spend;
 use crate::cache::Turn;
 use crate::object::{Extent, PartLocation, RetrieveAnswer};
 use crate::shm::ring::{Consumer, Lane, Producer, RingLayout, RingMemory, RingWord};
@@ -19,14 +19,6 @@ const KEPT_PER_STEP: usize = 32;
 const KEPT_AT_ONCE: usize = 1024;
 /// Steps of forgetting a pin.
 const FORGET_STEPS: u32 = 2;
-
-/// Another so many steps, and the others' turn when this one is over.
-pub(super) async fn spend(turn: &mut Turn, steps: u32) {
-    turn.spend(steps);
-    if turn.is_over() {
-        next_turn(turn).await;
-    }
-}
 
 /// What a ring takes of the memory that all rings may have. It comes back when this is dropped.
 #[derive(Debug)]

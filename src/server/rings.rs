@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::answer::Answer;
-use super::ring::{EXTENTS_MAX, PLACES_MAX, Ring, spend};
+use super::ring::{EXTENTS_MAX, PLACES_MAX, Ring};
 use super::ring_copy::{Direction, Job, Move};
 use super::state::Server;
+use super::turns::spend;
 use crate::cache::{ClientId, Turn};
 use crate::copy::HostMemory;
 use crate::object::{CommitRequest, Extent, FRAME_BYTES, RetrieveAnswer, RingPart, RingRun, frames_for};

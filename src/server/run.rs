@@ -101,13 +101,15 @@ async fn serve_until_stopped(
 
     let signal = signals.next().await;
     info!(signal, connections = server.connections(), "stopping");
+    accepting.abort();
+    // Clients first. What follows may take its time: a file system, a service manager.
+    server.drain();
+    prefault.stop();
+    tokio::task::yield_now().await;
     notify(NotifyState::Stopping);
     if let Err(error) = name.remove_socket() {
         warn!(%error, "the socket's name could not be removed");
     }
-    accepting.abort();
-    drop(prefault);
-    server.drain();
     tokio::select! {
         () = all_ended(server) => {}
         () = tokio::time::sleep(DRAIN_PATIENCE) => {

@@ -2,6 +2,7 @@
 
 use super::answer::Answer;
 use super::state::Server;
+use super::turns::next_turn;
 use crate::cache::{Progress, Turn, Work};
 use crate::wire::WireError;
 
@@ -18,10 +19,4 @@ pub(super) async fn work<W: Work>(
             Progress::More => next_turn(turn).await,
         }
     }
-}
-
-/// Lets every other connection that has something to do have its turn.
-pub(super) async fn next_turn(turn: &mut Turn) {
-    tokio::task::yield_now().await;
-    *turn = Turn::new();
 }

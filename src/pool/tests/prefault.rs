@@ -104,6 +104,32 @@ fn stops_between_steps() {
     );
 }
 
+#[test]
+fn a_step_that_takes_long_keeps_nobody_who_stops_it() {
+    let (send, events) = mpsc::channel();
+    let (go, gate) = mpsc::channel::<()>();
+    let pages = pages(STEP * 3, 1);
+    let mapping = Arc::downgrade(&pages.mapping);
+    let threads = Prefault::start(
+        pages,
+        || None,
+        move |e| {
+            send.send(e).unwrap();
+            let _ = gate.recv();
+        },
+    )
+    .unwrap();
+    assert!(matches!(events.recv().unwrap(), PrefaultEvent::Ready(_)));
+    // The thread is held; this comes back nevertheless.
+    drop(threads);
+    assert!(
+        mapping.upgrade().is_some(),
+        "what it works on stays until it has ended"
+    );
+    drop(go);
+    assert!(events.iter().all(|event| matches!(event, PrefaultEvent::Seen(_))));
+}
+
 /// Room for so many steps beside the reserve, whose pages are taken out of it.
 fn limited(threads: usize) {
     let (send, events) = mpsc::channel();
