@@ -48,6 +48,11 @@ fn child(place: &Place, task: &str) -> (Child, Vec<String>) {
     panic!("the child ended early: {said:?}");
 }
 
+/// What an engine's pages hold when it stores the chain of this salt.
+fn fill_of(salt: u32) -> u64 {
+    100 + u64::from(salt)
+}
+
 /// The main function of a child; nothing when it is run as a test.
 #[test]
 fn child_process() {
@@ -83,11 +88,14 @@ fn child_process() {
             }
         }
         "works" => {
-            println!("\n{READY}");
             for round in 0.. {
+                engine.fill(fill_of(round % 16));
                 let chain = engine.chain(CHUNK + 1, round % 16);
                 let store = store_chunk(&chain, 0, 0, four(1));
                 let _ = engine.client.store(&[store], &[]).unwrap();
+                if round == 0 {
+                    println!("\n{READY}");
+                }
                 let _ = engine.lookup(&chain, 1);
                 let _ = engine
                     .client
@@ -189,9 +197,7 @@ fn a_client_killed_at_any_moment_leaves_no_wrong_bytes_and_nothing_held() {
     let place = Place::with_server();
     let shape = Shape::plain(4096, 0);
     let witness = ring_engine(&place, &shape, 7, SHORT);
-    witness.fill(3);
     witness.client.give_back().unwrap();
-    let original = pages(&witness, 1);
     let held = || {
         let pool = &place.status()["pool"];
         ["granted", "pinned", "quarantined"].map(|class| pool[class].as_u64().unwrap())
@@ -210,6 +216,8 @@ fn a_client_killed_at_any_moment_leaves_no_wrong_bytes_and_nothing_held() {
         let chain = witness.chain(CHUNK + 1, round);
         if witness.lookup(&chain, 1).hit_tokens > 0 {
             hits += 1;
+            witness.fill(fill_of(round));
+            let original = pages(&witness, 1);
             assert_eq!(
                 witness
                     .client
