@@ -32,7 +32,7 @@ KVASIR_ASSERT(offsetof(struct kvasir_chain_options, salt) == 72);
 KVASIR_ASSERT(sizeof(struct kvasir_chain) == 8);
 KVASIR_ASSERT(offsetof(struct kvasir_chain, id) == 0);
 
-KVASIR_ASSERT(sizeof(struct kvasir_client_options) == 72);
+KVASIR_ASSERT(sizeof(struct kvasir_client_options) == 88);
 KVASIR_ASSERT(offsetof(struct kvasir_client_options, struct_size) == 0);
 KVASIR_ASSERT(offsetof(struct kvasir_client_options, kind) == 4);
 KVASIR_ASSERT(offsetof(struct kvasir_client_options, socket) == 8);
@@ -43,6 +43,9 @@ KVASIR_ASSERT(offsetof(struct kvasir_client_options, heartbeat_ms) == 48);
 KVASIR_ASSERT(offsetof(struct kvasir_client_options, grant_bytes) == 56);
 KVASIR_ASSERT(offsetof(struct kvasir_client_options, maps) == 64);
 KVASIR_ASSERT(offsetof(struct kvasir_client_options, flags) == 68);
+KVASIR_ASSERT(offsetof(struct kvasir_client_options, ring_bytes) == 72);
+KVASIR_ASSERT(offsetof(struct kvasir_client_options, copy_threads) == 80);
+KVASIR_ASSERT(offsetof(struct kvasir_client_options, reserved) == 84);
 
 KVASIR_ASSERT(sizeof(struct kvasir_client) == 8);
 KVASIR_ASSERT(offsetof(struct kvasir_client, id) == 0);
@@ -96,6 +99,51 @@ KVASIR_ASSERT(offsetof(struct kvasir_registration, blocks) == 64);
 KVASIR_ASSERT(offsetof(struct kvasir_registration, layers) == 72);
 KVASIR_ASSERT(offsetof(struct kvasir_registration, reserved) == 76);
 
+KVASIR_ASSERT(sizeof(struct kvasir_region) == 16);
+KVASIR_ASSERT(offsetof(struct kvasir_region, base) == 0);
+KVASIR_ASSERT(offsetof(struct kvasir_region, bytes) == 8);
+
+KVASIR_ASSERT(sizeof(struct kvasir_layer) == 32);
+KVASIR_ASSERT(offsetof(struct kvasir_layer, region) == 0);
+KVASIR_ASSERT(offsetof(struct kvasir_layer, reserved) == 4);
+KVASIR_ASSERT(offsetof(struct kvasir_layer, offset) == 8);
+KVASIR_ASSERT(offsetof(struct kvasir_layer, block_stride) == 16);
+KVASIR_ASSERT(offsetof(struct kvasir_layer, page_bytes) == 24);
+
+KVASIR_ASSERT(sizeof(struct kvasir_kv_group) == 32);
+KVASIR_ASSERT(offsetof(struct kvasir_kv_group, struct_size) == 0);
+KVASIR_ASSERT(offsetof(struct kvasir_kv_group, flags) == 4);
+KVASIR_ASSERT(offsetof(struct kvasir_kv_group, tokens_per_block) == 8);
+KVASIR_ASSERT(offsetof(struct kvasir_kv_group, layers) == 16);
+KVASIR_ASSERT(offsetof(struct kvasir_kv_group, layer_count) == 24);
+
+KVASIR_ASSERT(sizeof(struct kvasir_group_memory) == 24);
+KVASIR_ASSERT(offsetof(struct kvasir_group_memory, struct_size) == 0);
+KVASIR_ASSERT(offsetof(struct kvasir_group_memory, group) == 4);
+KVASIR_ASSERT(offsetof(struct kvasir_group_memory, reserved) == 6);
+KVASIR_ASSERT(offsetof(struct kvasir_group_memory, kv_groups) == 8);
+KVASIR_ASSERT(offsetof(struct kvasir_group_memory, kv_group_count) == 16);
+
+KVASIR_ASSERT(sizeof(struct kvasir_memory) == 48);
+KVASIR_ASSERT(offsetof(struct kvasir_memory, struct_size) == 0);
+KVASIR_ASSERT(offsetof(struct kvasir_memory, flags) == 4);
+KVASIR_ASSERT(offsetof(struct kvasir_memory, blocks) == 8);
+KVASIR_ASSERT(offsetof(struct kvasir_memory, regions) == 16);
+KVASIR_ASSERT(offsetof(struct kvasir_memory, region_count) == 24);
+KVASIR_ASSERT(offsetof(struct kvasir_memory, groups) == 32);
+KVASIR_ASSERT(offsetof(struct kvasir_memory, group_count) == 40);
+
+KVASIR_ASSERT(sizeof(struct kvasir_rank) == 56);
+KVASIR_ASSERT(offsetof(struct kvasir_rank, struct_size) == 0);
+KVASIR_ASSERT(offsetof(struct kvasir_rank, flags) == 4);
+KVASIR_ASSERT(offsetof(struct kvasir_rank, domain) == 8);
+KVASIR_ASSERT(offsetof(struct kvasir_rank, rank) == 16);
+KVASIR_ASSERT(offsetof(struct kvasir_rank, world_size) == 20);
+KVASIR_ASSERT(offsetof(struct kvasir_rank, preferred_base) == 24);
+KVASIR_ASSERT(offsetof(struct kvasir_rank, memory) == 32);
+KVASIR_ASSERT(offsetof(struct kvasir_rank, groups) == 40);
+KVASIR_ASSERT(offsetof(struct kvasir_rank, group_count) == 48);
+
 KVASIR_ASSERT(sizeof(struct kvasir_tail) == 40);
 KVASIR_ASSERT(offsetof(struct kvasir_tail, key) == 0);
 KVASIR_ASSERT(offsetof(struct kvasir_tail, chunk) == 32);
@@ -143,40 +191,6 @@ KVASIR_ASSERT(sizeof(struct kvasir_object) == 36);
 KVASIR_ASSERT(offsetof(struct kvasir_object, key) == 0);
 KVASIR_ASSERT(offsetof(struct kvasir_object, group) == 32);
 KVASIR_ASSERT(offsetof(struct kvasir_object, reserved) == 34);
-
-KVASIR_ASSERT(sizeof(struct kvasir_region) == 16);
-KVASIR_ASSERT(offsetof(struct kvasir_region, base) == 0);
-KVASIR_ASSERT(offsetof(struct kvasir_region, bytes) == 8);
-
-KVASIR_ASSERT(sizeof(struct kvasir_layer) == 32);
-KVASIR_ASSERT(offsetof(struct kvasir_layer, region) == 0);
-KVASIR_ASSERT(offsetof(struct kvasir_layer, reserved) == 4);
-KVASIR_ASSERT(offsetof(struct kvasir_layer, offset) == 8);
-KVASIR_ASSERT(offsetof(struct kvasir_layer, block_stride) == 16);
-KVASIR_ASSERT(offsetof(struct kvasir_layer, page_bytes) == 24);
-
-KVASIR_ASSERT(sizeof(struct kvasir_kv_group) == 32);
-KVASIR_ASSERT(offsetof(struct kvasir_kv_group, struct_size) == 0);
-KVASIR_ASSERT(offsetof(struct kvasir_kv_group, flags) == 4);
-KVASIR_ASSERT(offsetof(struct kvasir_kv_group, tokens_per_block) == 8);
-KVASIR_ASSERT(offsetof(struct kvasir_kv_group, layers) == 16);
-KVASIR_ASSERT(offsetof(struct kvasir_kv_group, layer_count) == 24);
-
-KVASIR_ASSERT(sizeof(struct kvasir_group_memory) == 24);
-KVASIR_ASSERT(offsetof(struct kvasir_group_memory, struct_size) == 0);
-KVASIR_ASSERT(offsetof(struct kvasir_group_memory, group) == 4);
-KVASIR_ASSERT(offsetof(struct kvasir_group_memory, reserved) == 6);
-KVASIR_ASSERT(offsetof(struct kvasir_group_memory, kv_groups) == 8);
-KVASIR_ASSERT(offsetof(struct kvasir_group_memory, kv_group_count) == 16);
-
-KVASIR_ASSERT(sizeof(struct kvasir_memory) == 48);
-KVASIR_ASSERT(offsetof(struct kvasir_memory, struct_size) == 0);
-KVASIR_ASSERT(offsetof(struct kvasir_memory, flags) == 4);
-KVASIR_ASSERT(offsetof(struct kvasir_memory, blocks) == 8);
-KVASIR_ASSERT(offsetof(struct kvasir_memory, regions) == 16);
-KVASIR_ASSERT(offsetof(struct kvasir_memory, region_count) == 24);
-KVASIR_ASSERT(offsetof(struct kvasir_memory, groups) == 32);
-KVASIR_ASSERT(offsetof(struct kvasir_memory, group_count) == 40);
 
 KVASIR_ASSERT(sizeof(struct kvasir_block_list) == 16);
 KVASIR_ASSERT(offsetof(struct kvasir_block_list, ids) == 0);

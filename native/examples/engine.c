@@ -5,6 +5,7 @@
  *   cc -std=c11 engine.c $(pkg-config --cflags --libs kvasir) -o engine
  *   ./engine SOCKET         stores and loads once
  *   ./engine SOCKET 3       does so with this server and the next two, and computes while there is none
+ *   ./engine SOCKET 3 ring  the same through a ring: it maps neither pool nor index, and the server copies
  *
  * Its KV cache is two tensors in host memory, [blocks, page], one per layer.
  */
@@ -93,7 +94,7 @@ static void wait_for_server(struct engine *engine, const uint8_t *before, uint8_
 }
 
 /* What every rank of an engine does once. The server may come and go afterwards: the client repeats it. */
-static void start(struct engine *engine, const char *socket)
+static void start(struct engine *engine, const char *socket, int by_ring)
 {
     struct kvasir_client_options options;
     KVASIR_INIT(&options);
@@ -102,20 +103,14 @@ static void start(struct engine *engine, const char *socket)
     options.name = "engine.c";
     memcpy(options.engine_instance, "engine in plain C", sizeof options.engine_instance);
     options.grant_bytes = 1 << 20; /* the pools here are small */
+    options.copy_threads = 1;      /* copies as small as these are not shared */
+    if (by_ring) {
+        options.maps = KVASIR_MAPS_RING;
+        options.ring_bytes = 1 << 20;
+    }
     check(kvasir_client_open(&options, &engine->client), "open");
     uint8_t boot_id[16];
     wait_for_server(engine, NULL, boot_id);
-
-    /* Both sides agree on the tokens of a chunk: a multiple of this engine's blocks. */
-    struct kvasir_span spans[] = {{0, 0, BLOCK_TOKENS}};
-    struct kvasir_negotiation negotiation;
-    KVASIR_INIT(&negotiation);
-    check(kvasir_required_alignment(spans, 1, &negotiation.required_alignment), "alignment");
-    negotiation.spans = spans;
-    negotiation.span_count = 1;
-    uint64_t chunk_tokens;
-    check(kvasir_negotiate(engine->client, &negotiation, &chunk_tokens), "negotiate");
-    engine->chunk_tokens = (uint32_t)chunk_tokens;
 
     /* Where the pages lie. */
     struct kvasir_region regions[LAYERS];
@@ -146,7 +141,6 @@ static void start(struct engine *engine, const char *socket)
     memory.region_count = LAYERS;
     memory.groups = &group_memory;
     memory.group_count = 1;
-    check(kvasir_set_memory(engine->client, &memory), "memory");
 
     /* And what they hold: all that decides about the bytes of a chunk besides its tokens. */
     struct kvasir_domain domain;
@@ -159,20 +153,18 @@ static void start(struct engine *engine, const char *socket)
     struct kvasir_group group;
     KVASIR_INIT(&group);
     group.kind = KVASIR_GROUP_KIND_FULL;
-    group.parts = 1;
-    group.unit_bytes = (uint64_t)LAYERS * PAGE_BYTES;
-    struct kvasir_registration registration;
-    KVASIR_INIT(&registration);
-    registration.domain = &domain;
-    registration.world_size = 1;
-    registration.required_alignment = negotiation.required_alignment;
-    registration.spans = spans;
-    registration.span_count = 1;
-    registration.groups = &group;
-    registration.group_count = 1;
-    registration.blocks = BLOCKS;
-    registration.layers = LAYERS;
-    check(kvasir_register(engine->client, &registration, &engine->seed), "register");
+
+    /* Both sides agree on the tokens of a chunk: a multiple of this engine's blocks. */
+    struct kvasir_rank rank;
+    KVASIR_INIT(&rank);
+    rank.domain = &domain;
+    rank.world_size = 1;
+    rank.memory = &memory;
+    rank.groups = &group;
+    rank.group_count = 1;
+    uint64_t chunk_tokens;
+    check(kvasir_join(engine->client, &rank, &chunk_tokens, &engine->seed), "join");
+    engine->chunk_tokens = (uint32_t)chunk_tokens;
 }
 
 /* The keys of a prompt of some chunks and one block. Its tokens follow from its number. */
@@ -347,12 +339,12 @@ static void compute_meanwhile(struct engine *engine, uint32_t prompt, const uint
 int main(int argc, char **argv)
 {
     if (argc < 2) {
-        fprintf(stderr, "usage: %s SOCKET [SERVERS]\n", argv[0]);
+        fprintf(stderr, "usage: %s SOCKET [SERVERS [ring]]\n", argv[0]);
         return 2;
     }
     int servers = argc > 2 ? atoi(argv[2]) : 1;
     struct engine engine = {0};
-    start(&engine, argv[1]);
+    start(&engine, argv[1], argc > 3 && strcmp(argv[3], "ring") == 0);
     uint8_t boot_id[16], next_boot_id[16];
     wait_for_server(&engine, NULL, boot_id);
     for (int server = 1; server <= servers; server++) {

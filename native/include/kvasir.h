@@ -16,12 +16,15 @@
  *   kvasir_store            pages of what was computed, into the cache
  *   kvasir_client_close     no byte of the engine is touched from here on
  *
+ * kvasir_join is the three calls behind the first in one, for ranks that are like most.
+ *
  * native/examples/engine.c is a whole one. docs/c-api.md says how to build and link it.
  *
  * Errors. Every function that can fail returns a kvasir_code. Then it has changed nothing but what its comment says,
  * and kvasir_last_error has the numbers and a sentence that says what to do. That is kept for each thread. A server that is
- * away is an error of few functions: lookups miss, stores and loads answer so for each item, and the engine goes on
- * without the cache. No function ends the process, and no panic leaves the library.
+ * away is an error of few functions. Lookups and loads go on from the memory that it shared, while kvasir_get_health says
+ * readable; otherwise lookups miss, and loads answer 0 for each item. Stores answer so for each item in any case. No function
+ * ends the process, and no panic leaves the library.
  *
  * Structs. Each struct that begins with struct_size may grow at its end. KVASIR_INIT makes it all zero and sets the size;
  * zero is always the default. An engine that was compiled with an older header works with a newer library. With an
@@ -34,12 +37,13 @@
  * Pointers. A pointer is valid for what its comment and its count say until the call returns, and the memory that it names is
  * not written meanwhile by anybody else. NULL, misaligned and too short ones are errors where that can be seen. An
  * address at which there is no memory cannot be seen. Texts are UTF-8 and end in a zero byte. Nothing that is handed over is
- * kept after the call, but for the memory of kvasir_set_memory.
+ * kept after the call, but for the memory that pages lie in: kvasir_set_memory, kvasir_join.
  *
  * Threads. Any number of threads may use a client at the same time. A chain may be read by many threads, and
  * extended by one while no other thread uses it: otherwise the answer is KVASIR_CODE_BUSY. Closing a client waits for the
- * calls of other threads. A client has threads of its own. They take signals as the thread does that opened the client or
- * started its first lookup: block there what they must not take. There are no callbacks.
+ * calls of other threads. There are no callbacks. A client has threads of its own. Those that share a large copy with its
+ * caller block all signals. The others take signals as the thread does that opened the client or started its first lookup:
+ * block there what they must not take.
  *
  * Time. A call that needs the server ends at the client's deadline.
  *
@@ -74,7 +78,7 @@ static inline void kvasir_init_(void *structure, size_t size)
  * The version of this interface: of the header when it is compiled, see kvasir_abi_version for the library.
  * It goes up when something is added.
  */
-#define KVASIR_ABI_VERSION 1
+#define KVASIR_ABI_VERSION 2
 
 /**
  * A flag of kvasir_client_options: bytes are neither summed nor compared.
@@ -97,7 +101,7 @@ static inline void kvasir_init_(void *structure, size_t size)
 #define KVASIR_LOOKUP_NO_PIN 1
 
 /**
- * A flag of kvasir_answer: the server could not be asked. A miss that says nothing about what it holds.
+ * A flag of kvasir_answer: the server could not be asked, nor its memory read. A miss that says nothing about what it holds.
  */
 #define KVASIR_ANSWER_DEGRADED 1
 
@@ -687,13 +691,25 @@ typedef struct kvasir_client_options {
      */
     uint64_t grant_bytes;
     /**
-     * kvasir_maps.
+     * kvasir_maps: which way payload moves is part of it.
      */
     uint32_t maps;
     /**
      * KVASIR_NO_CHECKSUMS.
      */
     uint32_t flags;
+    /**
+     * With KVASIR_MAPS_RING: bytes of each of the ring's two lanes, one for stores and one for loads. 0: 8 MiB.
+     */
+    uint64_t ring_bytes;
+    /**
+     * Threads that share a large copy, the calling one among them. 0: as many as a measurement says is worth it.
+     */
+    uint32_t copy_threads;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } kvasir_client_options;
 
 /**
@@ -893,6 +909,174 @@ typedef struct kvasir_registration {
 } kvasir_registration;
 
 /**
+ * Memory that holds KV pages. It stays valid until kvasir_client_close has returned.
+ */
+typedef struct kvasir_region {
+    /**
+     * Its first byte.
+     */
+    uint8_t *base;
+    /**
+     * Its length in bytes.
+     */
+    uint64_t bytes;
+} kvasir_region;
+
+/**
+ * One layer's pages: the page of block b is page_bytes bytes at offset + b * block_stride of its region.
+ */
+typedef struct kvasir_layer {
+    /**
+     * Index of the region.
+     */
+    uint32_t region;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * Where the page of block 0 starts.
+     */
+    uint64_t offset;
+    /**
+     * From one block's page to the next one's.
+     */
+    uint64_t block_stride;
+    /**
+     * Bytes of a page, padding included.
+     */
+    uint64_t page_bytes;
+} kvasir_layer;
+
+/**
+ * A KV cache group: layers that share a block table.
+ */
+typedef struct kvasir_kv_group {
+    /**
+     * Set by KVASIR_INIT.
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Tokens that one block id spans.
+     */
+    uint64_t tokens_per_block;
+    /**
+     * Its layers, in the order in which an object holds them.
+     */
+    const struct kvasir_layer *layers;
+    /**
+     * How many.
+     */
+    size_t layer_count;
+} kvasir_kv_group;
+
+/**
+ * The KV cache groups whose bytes make up the objects of an object group.
+ */
+typedef struct kvasir_group_memory {
+    /**
+     * Set by KVASIR_INIT.
+     */
+    uint32_t struct_size;
+    /**
+     * The object group's number.
+     */
+    uint16_t group;
+    /**
+     * 0.
+     */
+    uint16_t reserved;
+    /**
+     * In ascending order.
+     */
+    const struct kvasir_kv_group *kv_groups;
+    /**
+     * How many.
+     */
+    size_t kv_group_count;
+} kvasir_group_memory;
+
+/**
+ * Where an engine's pages lie.
+ */
+typedef struct kvasir_memory {
+    /**
+     * Set by KVASIR_INIT.
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Number of block ids. Id 0 is the null block: it is neither read nor written.
+     */
+    uint64_t blocks;
+    /**
+     * The memory.
+     */
+    const struct kvasir_region *regions;
+    /**
+     * How many.
+     */
+    size_t region_count;
+    /**
+     * The pages of each object group.
+     */
+    const struct kvasir_group_memory *groups;
+    /**
+     * How many.
+     */
+    size_t group_count;
+} kvasir_memory;
+
+/**
+ * One rank of an engine, for kvasir_join: what its KV cache means, and where it lies.
+ */
+typedef struct kvasir_rank {
+    /**
+     * Set by KVASIR_INIT.
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * The domain of its objects.
+     */
+    const struct kvasir_domain *domain;
+    /**
+     * Its number. It holds the part of that number of every object.
+     */
+    uint32_t rank;
+    /**
+     * How many there are, and how many parts an object has.
+     */
+    uint32_t world_size;
+    /**
+     * What is preferred to the server's default, where that is `auto`. 0: none.
+     */
+    uint64_t preferred_base;
+    /**
+     * Where its pages lie.
+     */
+    const struct kvasir_memory *memory;
+    /**
+     * One for each object group of the memory: its number, its kind, its window. All else follows from the rest and is 0.
+     */
+    const struct kvasir_group *groups;
+    /**
+     * How many.
+     */
+    size_t group_count;
+} kvasir_rank;
+
+/**
  * A tail of a prompt: the key of the first tokens of a chunk.
  */
 typedef struct kvasir_tail {
@@ -1071,132 +1255,6 @@ typedef struct kvasir_object {
      */
     uint16_t reserved;
 } kvasir_object;
-
-/**
- * Memory that holds KV pages. It stays valid until kvasir_client_close has returned.
- */
-typedef struct kvasir_region {
-    /**
-     * Its first byte.
-     */
-    uint8_t *base;
-    /**
-     * Its length in bytes.
-     */
-    uint64_t bytes;
-} kvasir_region;
-
-/**
- * One layer's pages: the page of block b is page_bytes bytes at offset + b * block_stride of its region.
- */
-typedef struct kvasir_layer {
-    /**
-     * Index of the region.
-     */
-    uint32_t region;
-    /**
-     * 0.
-     */
-    uint32_t reserved;
-    /**
-     * Where the page of block 0 starts.
-     */
-    uint64_t offset;
-    /**
-     * From one block's page to the next one's.
-     */
-    uint64_t block_stride;
-    /**
-     * Bytes of a page, padding included.
-     */
-    uint64_t page_bytes;
-} kvasir_layer;
-
-/**
- * A KV cache group: layers that share a block table.
- */
-typedef struct kvasir_kv_group {
-    /**
-     * Set by KVASIR_INIT.
-     */
-    uint32_t struct_size;
-    /**
-     * 0.
-     */
-    uint32_t flags;
-    /**
-     * Tokens that one block id spans.
-     */
-    uint64_t tokens_per_block;
-    /**
-     * Its layers, in the order in which an object holds them.
-     */
-    const struct kvasir_layer *layers;
-    /**
-     * How many.
-     */
-    size_t layer_count;
-} kvasir_kv_group;
-
-/**
- * The KV cache groups whose bytes make up the objects of an object group.
- */
-typedef struct kvasir_group_memory {
-    /**
-     * Set by KVASIR_INIT.
-     */
-    uint32_t struct_size;
-    /**
-     * The object group's number.
-     */
-    uint16_t group;
-    /**
-     * 0.
-     */
-    uint16_t reserved;
-    /**
-     * In ascending order.
-     */
-    const struct kvasir_kv_group *kv_groups;
-    /**
-     * How many.
-     */
-    size_t kv_group_count;
-} kvasir_group_memory;
-
-/**
- * Where an engine's pages lie.
- */
-typedef struct kvasir_memory {
-    /**
-     * Set by KVASIR_INIT.
-     */
-    uint32_t struct_size;
-    /**
-     * 0.
-     */
-    uint32_t flags;
-    /**
-     * Number of block ids. Id 0 is the null block: it is neither read nor written.
-     */
-    uint64_t blocks;
-    /**
-     * The memory.
-     */
-    const struct kvasir_region *regions;
-    /**
-     * How many.
-     */
-    size_t region_count;
-    /**
-     * The pages of each object group.
-     */
-    const struct kvasir_group_memory *groups;
-    /**
-     * How many.
-     */
-    size_t group_count;
-} kvasir_memory;
 
 /**
  * Block ids of one KV cache group, in token order.
@@ -1389,7 +1447,7 @@ typedef struct kvasir_health {
      */
     uint32_t healthy;
     /**
-     * 1: lookups and loads work.
+     * 1: lookups and loads work: it is healthy, or what the last server shared is read without it.
      */
     uint32_t readable;
     /**
@@ -1431,7 +1489,7 @@ typedef struct kvasir_stats {
      */
     uint64_t direct_lookups;
     /**
-     * Lookups that missed because the server was away.
+     * Lookups that missed because the server was away and its memory could not be read.
      */
     uint64_t degraded_lookups;
     /**
@@ -1645,7 +1703,7 @@ kvasir_code kvasir_client_open(const struct kvasir_client_options *options,
 
 /**
  * Ends the connection and waits for the calls that other threads have in the client. When it returns, nothing reads or
- * writes the memory of kvasir_set_memory any more.
+ * writes the memory that the pages lie in any more.
  */
 kvasir_code kvasir_client_close(struct kvasir_client client);
 
@@ -1687,7 +1745,19 @@ kvasir_code kvasir_domain_seed(const struct kvasir_domain *domain,
                                struct kvasir_key *seed);
 
 /**
- * Asks for the longest prefix that every object group can serve, and pins what it promises. A server that is away is a miss.
+ * Negotiates, says where the pages lie and registers, with what follows from a rank: kvasir_negotiate, kvasir_set_memory and
+ * kvasir_register in one call, for a rank that stores a part of its own. The same call again is the same again. A server
+ * that is away is KVASIR_CODE_UNAVAILABLE: the engine computes without a cache, and calls again.
+ */
+kvasir_code kvasir_join(struct kvasir_client client,
+                        const struct kvasir_rank *rank,
+                        uint64_t *chunk_size,
+                        struct kvasir_key *seed);
+
+/**
+ * Asks for the longest prefix that every object group can serve, and pins what it promises. Without a server the
+ * answer comes from the memory that the last one shared, while the client is readable, and otherwise it is a miss that
+ * has KVASIR_ANSWER_DEGRADED.
  * Where the answer does not fit nothing is pinned.
  */
 kvasir_code kvasir_lookup(struct kvasir_client client,
@@ -1729,8 +1799,8 @@ kvasir_code kvasir_release(struct kvasir_client client,
 kvasir_code kvasir_release_label(struct kvasir_client client, uint64_t label);
 
 /**
- * Per object whether the server has this part of it now: 1 or 0. For stores of what may be there already. A server that is
- * away has nothing.
+ * Per object whether the server has this part of it now: 1 or 0. For stores of what may be there already. Where the
+ * server cannot be asked and the client is not readable, it has nothing.
  */
 kvasir_code kvasir_present(struct kvasir_client client,
                            uint16_t part,
@@ -1759,8 +1829,9 @@ kvasir_code kvasir_store(struct kvasir_client client,
 
 /**
  * Copies one part of each object into KV memory. loaded gets 1 for each object whose bytes were its own to the end, and
- * otherwise 0: then its blocks hold anything. A missing server or object is a 0; after an error nothing was copied. What is
- * loaded is pinned under the label meanwhile.
+ * otherwise 0: then its blocks hold anything. An object that is missing is a 0, as is
+ * a missing server while the client is not readable; after an error nothing was copied. What is loaded is pinned under the
+ * label meanwhile.
  */
 kvasir_code kvasir_load(struct kvasir_client client,
                         uint64_t label,

@@ -9,7 +9,9 @@ use kvasir::client::{
     Client, ClientConfig, ClientKind, Domain, GroupRegistration, GroupSpan, Maps, Negotiate, ObjectKind,
     PayloadPath, RegisterKvCache,
 };
+use kvasir::copy::THREADS_MAX;
 use kvasir::geometry;
+use kvasir::shm::ring::MAX_LANE_BYTES;
 use kvasir::wire::{MAX_DOMAIN_FIELD_BYTES, MAX_MESSAGE_GROUPS};
 
 use crate::failure::{Failure, Outcome, kvasir_code};
@@ -39,7 +41,7 @@ pub unsafe extern "C" fn kvasir_client_open(
 }
 
 /// Ends the connection and waits for the calls that other threads have in the client. When it returns, nothing reads or
-/// writes the memory of kvasir_set_memory any more.
+/// writes the memory that the pages lie in any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_client_close(client: kvasir_client) -> kvasir_code {
     call(|| {
@@ -95,7 +97,43 @@ unsafe fn config(options: *const kvasir_client_options) -> Outcome<ClientConfig>
         }
     };
     config.checksums = options.flags & KVASIR_NO_CHECKSUMS == 0;
+    input::check_reserved(options.reserved, "options")?;
+    config.ring_bytes = ring_bytes(options.ring_bytes, &config)?;
+    config.copy_threads = copy_threads(options.copy_threads)?;
     Ok(config)
+}
+
+/// Bytes of a lane, where there is a ring; 0 is the default.
+fn ring_bytes(given: u64, config: &ClientConfig) -> Outcome<u64> {
+    if given == 0 {
+        return Ok(config.ring_bytes);
+    }
+    if config.maps != Maps::Ring {
+        return Err(Failure::argument_of(
+            &[given],
+            format!(
+                "options.ring_bytes is {given}, and there is no ring: set options.maps to KVASIR_MAPS_RING"
+            ),
+        ));
+    }
+    if given > MAX_LANE_BYTES {
+        return Err(Failure::argument_of(
+            &[given, MAX_LANE_BYTES],
+            format!("options.ring_bytes is {given}, at most {MAX_LANE_BYTES} are allowed"),
+        ));
+    }
+    Ok(given)
+}
+
+fn copy_threads(given: u32) -> Outcome<usize> {
+    let threads = given as usize;
+    if threads > THREADS_MAX {
+        return Err(Failure::argument_of(
+            &[given.into(), THREADS_MAX as u64],
+            format!("options.copy_threads is {given}, at most {THREADS_MAX} are allowed"),
+        ));
+    }
+    Ok(threads)
 }
 
 /// The least common multiple of the positive spans: what every boundary of this model is a multiple of.
@@ -241,9 +279,20 @@ unsafe fn registration_of(registration: *const kvasir_registration) -> Outcome<R
 }
 
 fn group_of(given: &kvasir_group) -> Outcome<GroupRegistration> {
-    input::check_reserved(given.reserved, "registration.groups")?;
+    Ok(GroupRegistration {
+        group: given.group,
+        kind: kind_of(given, "registration.groups")?,
+        parts: given.parts,
+        part: given.part,
+        unit_bytes: given.unit_bytes,
+    })
+}
+
+/// The kind of an object group.
+pub(crate) fn kind_of(given: &kvasir_group, what: &str) -> Outcome<ObjectKind> {
+    input::check_reserved(given.reserved, what)?;
     let tokens = given.window_tokens;
-    let kind = match given.kind {
+    Ok(match given.kind {
         1 => ObjectKind::Full,
         2 => ObjectKind::Window { tokens },
         3 => ObjectKind::ChunkedLocal { tokens },
@@ -257,17 +306,12 @@ fn group_of(given: &kvasir_group) -> Outcome<GroupRegistration> {
                 ),
             ));
         }
-    };
-    Ok(GroupRegistration {
-        group: given.group,
-        kind,
-        parts: given.parts,
-        part: given.part,
-        unit_bytes: given.unit_bytes,
     })
 }
 
-unsafe fn domain_of(domain: *const kvasir_domain, what: &str) -> Outcome<Domain> {
+/// # Safety
+/// As [`input::read_struct`], for it and all that it names.
+pub(crate) unsafe fn domain_of(domain: *const kvasir_domain, what: &str) -> Outcome<Domain> {
     // SAFETY: the caller's promise, here and below.
     let given = unsafe { input::read_struct(domain, what) }?;
     input::check_flags(given.flags, 0, what)?;

@@ -16,11 +16,12 @@ versioned! {
     kvasir_domain: 64,
     kvasir_group: 32,
     kvasir_registration: 80,
-    kvasir_lookup_request: 112,
-    kvasir_answer: 80,
     kvasir_kv_group: 32,
     kvasir_group_memory: 24,
     kvasir_memory: 48,
+    kvasir_rank: 56,
+    kvasir_lookup_request: 112,
+    kvasir_answer: 80,
     kvasir_store_item: 72,
     kvasir_load_item: 64,
     kvasir_capabilities: 72,
@@ -66,7 +67,7 @@ const _: () = {
 };
 
 const _: () = {
-    assert!(size_of::<kvasir_client_options>() == 72 && align_of::<kvasir_client_options>() == 8);
+    assert!(size_of::<kvasir_client_options>() == 88 && align_of::<kvasir_client_options>() == 8);
     assert!(offset_of!(kvasir_client_options, struct_size) == 0);
     assert!(offset_of!(kvasir_client_options, kind) == 4);
     assert!(offset_of!(kvasir_client_options, socket) == 8);
@@ -77,6 +78,9 @@ const _: () = {
     assert!(offset_of!(kvasir_client_options, grant_bytes) == 56);
     assert!(offset_of!(kvasir_client_options, maps) == 64);
     assert!(offset_of!(kvasir_client_options, flags) == 68);
+    assert!(offset_of!(kvasir_client_options, ring_bytes) == 72);
+    assert!(offset_of!(kvasir_client_options, copy_threads) == 80);
+    assert!(offset_of!(kvasir_client_options, reserved) == 84);
 };
 
 const _: () = {
@@ -144,6 +148,63 @@ const _: () = {
 };
 
 const _: () = {
+    assert!(size_of::<kvasir_region>() == 16 && align_of::<kvasir_region>() == 8);
+    assert!(offset_of!(kvasir_region, base) == 0);
+    assert!(offset_of!(kvasir_region, bytes) == 8);
+};
+
+const _: () = {
+    assert!(size_of::<kvasir_layer>() == 32 && align_of::<kvasir_layer>() == 8);
+    assert!(offset_of!(kvasir_layer, region) == 0);
+    assert!(offset_of!(kvasir_layer, reserved) == 4);
+    assert!(offset_of!(kvasir_layer, offset) == 8);
+    assert!(offset_of!(kvasir_layer, block_stride) == 16);
+    assert!(offset_of!(kvasir_layer, page_bytes) == 24);
+};
+
+const _: () = {
+    assert!(size_of::<kvasir_kv_group>() == 32 && align_of::<kvasir_kv_group>() == 8);
+    assert!(offset_of!(kvasir_kv_group, struct_size) == 0);
+    assert!(offset_of!(kvasir_kv_group, flags) == 4);
+    assert!(offset_of!(kvasir_kv_group, tokens_per_block) == 8);
+    assert!(offset_of!(kvasir_kv_group, layers) == 16);
+    assert!(offset_of!(kvasir_kv_group, layer_count) == 24);
+};
+
+const _: () = {
+    assert!(size_of::<kvasir_group_memory>() == 24 && align_of::<kvasir_group_memory>() == 8);
+    assert!(offset_of!(kvasir_group_memory, struct_size) == 0);
+    assert!(offset_of!(kvasir_group_memory, group) == 4);
+    assert!(offset_of!(kvasir_group_memory, reserved) == 6);
+    assert!(offset_of!(kvasir_group_memory, kv_groups) == 8);
+    assert!(offset_of!(kvasir_group_memory, kv_group_count) == 16);
+};
+
+const _: () = {
+    assert!(size_of::<kvasir_memory>() == 48 && align_of::<kvasir_memory>() == 8);
+    assert!(offset_of!(kvasir_memory, struct_size) == 0);
+    assert!(offset_of!(kvasir_memory, flags) == 4);
+    assert!(offset_of!(kvasir_memory, blocks) == 8);
+    assert!(offset_of!(kvasir_memory, regions) == 16);
+    assert!(offset_of!(kvasir_memory, region_count) == 24);
+    assert!(offset_of!(kvasir_memory, groups) == 32);
+    assert!(offset_of!(kvasir_memory, group_count) == 40);
+};
+
+const _: () = {
+    assert!(size_of::<kvasir_rank>() == 56 && align_of::<kvasir_rank>() == 8);
+    assert!(offset_of!(kvasir_rank, struct_size) == 0);
+    assert!(offset_of!(kvasir_rank, flags) == 4);
+    assert!(offset_of!(kvasir_rank, domain) == 8);
+    assert!(offset_of!(kvasir_rank, rank) == 16);
+    assert!(offset_of!(kvasir_rank, world_size) == 20);
+    assert!(offset_of!(kvasir_rank, preferred_base) == 24);
+    assert!(offset_of!(kvasir_rank, memory) == 32);
+    assert!(offset_of!(kvasir_rank, groups) == 40);
+    assert!(offset_of!(kvasir_rank, group_count) == 48);
+};
+
+const _: () = {
     assert!(size_of::<kvasir_tail>() == 40 && align_of::<kvasir_tail>() == 4);
     assert!(offset_of!(kvasir_tail, key) == 0);
     assert!(offset_of!(kvasir_tail, chunk) == 32);
@@ -201,50 +262,6 @@ const _: () = {
     assert!(offset_of!(kvasir_object, key) == 0);
     assert!(offset_of!(kvasir_object, group) == 32);
     assert!(offset_of!(kvasir_object, reserved) == 34);
-};
-
-const _: () = {
-    assert!(size_of::<kvasir_region>() == 16 && align_of::<kvasir_region>() == 8);
-    assert!(offset_of!(kvasir_region, base) == 0);
-    assert!(offset_of!(kvasir_region, bytes) == 8);
-};
-
-const _: () = {
-    assert!(size_of::<kvasir_layer>() == 32 && align_of::<kvasir_layer>() == 8);
-    assert!(offset_of!(kvasir_layer, region) == 0);
-    assert!(offset_of!(kvasir_layer, reserved) == 4);
-    assert!(offset_of!(kvasir_layer, offset) == 8);
-    assert!(offset_of!(kvasir_layer, block_stride) == 16);
-    assert!(offset_of!(kvasir_layer, page_bytes) == 24);
-};
-
-const _: () = {
-    assert!(size_of::<kvasir_kv_group>() == 32 && align_of::<kvasir_kv_group>() == 8);
-    assert!(offset_of!(kvasir_kv_group, struct_size) == 0);
-    assert!(offset_of!(kvasir_kv_group, flags) == 4);
-    assert!(offset_of!(kvasir_kv_group, tokens_per_block) == 8);
-    assert!(offset_of!(kvasir_kv_group, layers) == 16);
-    assert!(offset_of!(kvasir_kv_group, layer_count) == 24);
-};
-
-const _: () = {
-    assert!(size_of::<kvasir_group_memory>() == 24 && align_of::<kvasir_group_memory>() == 8);
-    assert!(offset_of!(kvasir_group_memory, struct_size) == 0);
-    assert!(offset_of!(kvasir_group_memory, group) == 4);
-    assert!(offset_of!(kvasir_group_memory, reserved) == 6);
-    assert!(offset_of!(kvasir_group_memory, kv_groups) == 8);
-    assert!(offset_of!(kvasir_group_memory, kv_group_count) == 16);
-};
-
-const _: () = {
-    assert!(size_of::<kvasir_memory>() == 48 && align_of::<kvasir_memory>() == 8);
-    assert!(offset_of!(kvasir_memory, struct_size) == 0);
-    assert!(offset_of!(kvasir_memory, flags) == 4);
-    assert!(offset_of!(kvasir_memory, blocks) == 8);
-    assert!(offset_of!(kvasir_memory, regions) == 16);
-    assert!(offset_of!(kvasir_memory, region_count) == 24);
-    assert!(offset_of!(kvasir_memory, groups) == 32);
-    assert!(offset_of!(kvasir_memory, group_count) == 40);
 };
 
 const _: () = {

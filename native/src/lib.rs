@@ -10,7 +10,7 @@
 //! input             arguments: pointers, counts, structs of other versions, text
 //! output            answers: structs, arrays, text
 //! table             handles, none of which is an address
-//! client, memory, chain, weights, lookup, payload, report   the functions
+//! client, memory, join, chain, weights, lookup, payload, report   the functions
 //! layout            sizes and offsets, as C compilers see them
 //! ```
 //!
@@ -27,6 +27,7 @@ mod client;
 mod failure;
 mod guard;
 mod input;
+mod join;
 mod layout;
 mod lookup;
 mod memory;
@@ -41,6 +42,7 @@ mod weights;
 pub use chain::*;
 pub use client::*;
 pub use failure::*;
+pub use join::*;
 pub use lookup::*;
 pub use memory::*;
 pub use options::*;

@@ -19,7 +19,9 @@ use crate::table::{self, InUse};
 use crate::values::*;
 use crate::{chain, input};
 
-/// Asks for the longest prefix that every object group can serve, and pins what it promises. A server that is away is a miss.
+/// Asks for the longest prefix that every object group can serve, and pins what it promises. Without a server the
+/// answer comes from the memory that the last one shared, while the client is readable, and otherwise it is a miss that
+/// has KVASIR_ANSWER_DEGRADED.
 /// Where the answer does not fit nothing is pinned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_lookup(
@@ -270,8 +272,8 @@ impl AnswerPlace {
     }
 }
 
-/// Per object whether the server has this part of it now: 1 or 0. For stores of what may be there already. A server that is
-/// away has nothing.
+/// Per object whether the server has this part of it now: 1 or 0. For stores of what may be there already. Where the
+/// server cannot be asked and the client is not readable, it has nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_present(
     client: kvasir_client,

@@ -30,15 +30,25 @@ pub unsafe extern "C" fn kvasir_set_memory(
     call(|| {
         let client = table::clients().find(client.id)?;
         // SAFETY: the header's rules.
-        client.set_memory(unsafe { memory_of(memory) }?);
+        let given = unsafe { memory_of(memory, "memory") }?;
+        client.set_memory(KvMemory::new(given.regions, given.groups, given.blocks)?);
         Ok(())
     })
 }
 
-unsafe fn memory_of(memory: *const kvasir_memory) -> Outcome<KvMemory> {
+/// What a `kvasir_memory` says.
+pub(crate) struct Given {
+    pub(crate) regions: Vec<HostMemory>,
+    pub(crate) groups: Vec<ObjectGroupPages>,
+    pub(crate) blocks: u64,
+}
+
+/// # Safety
+/// As [`input::read_struct`], for it and all that it names.
+pub(crate) unsafe fn memory_of(memory: *const kvasir_memory, what: &str) -> Outcome<Given> {
     // SAFETY: the caller's promise, here and below.
-    let given = unsafe { input::read_struct(memory, "memory") }?;
-    input::check_flags(given.flags, 0, "memory")?;
+    let given = unsafe { input::read_struct(memory, what) }?;
+    input::check_flags(given.flags, 0, what)?;
     // SAFETY: as above; any bytes are a region.
     let regions = unsafe { input::slice(given.regions, given.region_count, REGIONS_MAX, "memory.regions") }?;
     let regions: Vec<HostMemory> = regions
@@ -57,11 +67,11 @@ unsafe fn memory_of(memory: *const kvasir_memory) -> Outcome<KvMemory> {
     }?;
     // SAFETY: as above.
     let groups = groups.iter().map(|group| unsafe { group_of(group) });
-    Ok(KvMemory::new(
+    Ok(Given {
         regions,
-        groups.collect::<Outcome<_>>()?,
-        given.blocks,
-    )?)
+        groups: groups.collect::<Outcome<_>>()?,
+        blocks: given.blocks,
+    })
 }
 
 fn region_of((index, region): (usize, &kvasir_region)) -> Outcome<HostMemory> {

@@ -24,10 +24,16 @@ pub struct kvasir_client_options {
     pub heartbeat_ms: u64,
     /// Pool space held ahead for stores. 0: 64 MiB. KVASIR_GRANT_NONE: none.
     pub grant_bytes: u64,
-    /// kvasir_maps.
+    /// kvasir_maps: which way payload moves is part of it.
     pub maps: u32,
     /// KVASIR_NO_CHECKSUMS.
     pub flags: u32,
+    /// With KVASIR_MAPS_RING: bytes of each of the ring's two lanes, one for stores and one for loads. 0: 8 MiB.
+    pub ring_bytes: u64,
+    /// Threads that share a large copy, the calling one among them. 0: as many as a measurement says is worth it.
+    pub copy_threads: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// What a model needs of the chunk size.
@@ -174,6 +180,30 @@ pub struct kvasir_memory {
     pub region_count: usize,
     /// The pages of each object group.
     pub groups: *const kvasir_group_memory,
+    /// How many.
+    pub group_count: usize,
+}
+
+/// One rank of an engine, for kvasir_join: what its KV cache means, and where it lies.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvasir_rank {
+    /// Set by KVASIR_INIT.
+    pub struct_size: u32,
+    /// 0.
+    pub flags: u32,
+    /// The domain of its objects.
+    pub domain: *const kvasir_domain,
+    /// Its number. It holds the part of that number of every object.
+    pub rank: u32,
+    /// How many there are, and how many parts an object has.
+    pub world_size: u32,
+    /// What is preferred to the server's default, where that is `auto`. 0: none.
+    pub preferred_base: u64,
+    /// Where its pages lie.
+    pub memory: *const kvasir_memory,
+    /// One for each object group of the memory: its number, its kind, its window. All else follows from the rest and is 0.
+    pub groups: *const kvasir_group,
     /// How many.
     pub group_count: usize,
 }
@@ -358,7 +388,7 @@ pub struct kvasir_health {
     pub struct_size: u32,
     /// 1: connected, and all that was negotiated and registered holds.
     pub healthy: u32,
-    /// 1: lookups and loads work.
+    /// 1: lookups and loads work: it is healthy, or what the last server shared is read without it.
     pub readable: u32,
     /// kvasir_server_health.
     pub server: u32,
@@ -382,7 +412,7 @@ pub struct kvasir_stats {
     pub lookups: u64,
     /// Lookups that were answered without a message.
     pub direct_lookups: u64,
-    /// Lookups that missed because the server was away.
+    /// Lookups that missed because the server was away and its memory could not be read.
     pub degraded_lookups: u64,
     /// Objects read whole.
     pub loads: u64,

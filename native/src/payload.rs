@@ -95,8 +95,9 @@ unsafe fn store_request((index, given): (usize, &kvasir_store_item)) -> Outcome<
 }
 
 /// Copies one part of each object into KV memory. loaded gets 1 for each object whose bytes were its own to the end, and
-/// otherwise 0: then its blocks hold anything. A missing server or object is a 0; after an error nothing was copied. What is
-/// loaded is pinned under the label meanwhile.
+/// otherwise 0: then its blocks hold anything. An object that is missing is a 0, as is
+/// a missing server while the client is not readable; after an error nothing was copied. What is loaded is pinned under the
+/// label meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_load(
     client: kvasir_client,

@@ -4,7 +4,7 @@
 
 /// The version of this interface: of the header when it is compiled, see kvasir_abi_version for the library.
 /// It goes up when something is added.
-pub const KVASIR_ABI_VERSION: u32 = 1;
+pub const KVASIR_ABI_VERSION: u32 = 2;
 
 /// A client. No address: a handle that was closed is an error and nothing worse. All zeroes is none.
 #[repr(C)]
@@ -265,7 +265,7 @@ pub const KVASIR_GRANT_NONE: u64 = 0xffff_ffff_ffff_ffff;
 pub const KVASIR_READS_ONLY: u32 = 1;
 /// A flag of kvasir_lookup_request: what is found is not pinned.
 pub const KVASIR_LOOKUP_NO_PIN: u32 = 1;
-/// A flag of kvasir_answer: the server could not be asked. A miss that says nothing about what it holds.
+/// A flag of kvasir_answer: the server could not be asked, nor its memory read. A miss that says nothing about what it holds.
 pub const KVASIR_ANSWER_DEGRADED: u32 = 1;
 /// A flag of kvasir_answer: there is more, but the pins of this client keep as much as they may.
 pub const KVASIR_ANSWER_SHORTENED: u32 = 2;

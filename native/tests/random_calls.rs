@@ -32,7 +32,7 @@ struct World {
     buffers: Vec<Vec<u64>>,
     /// The region that loads may write to; it outlives every client.
     region: Vec<u8>,
-    calls: [u64; 23],
+    calls: [u64; 24],
 }
 
 impl World {
@@ -308,6 +308,7 @@ impl World {
                     });
                     kvasir_count_reuse(self.client(), reuse.0)
                 }
+                22 => self.join(),
                 _ => {
                     let conditions = self.random.number();
                     kvasir_set_conditions(self.client(), conditions)
@@ -326,8 +327,11 @@ impl World {
             deadline_ms: 50,
             heartbeat_ms: world.random.below(2) * u64::MAX,
             grant_bytes: world.random.number(),
-            maps: world.random.below(5) as u32,
+            maps: world.random.below(6) as u32,
             flags: world.random.below(3) as u32,
+            ring_bytes: world.random.number() >> 30,
+            copy_threads: world.random.below(20) as u32,
+            ..made()
         });
         let mut client = kvasir_client::default();
         // SAFETY: as `call` says.
@@ -398,58 +402,65 @@ impl World {
     fn load_item(&mut self) -> kvasir_load_item {
         let item = self.store_item();
         kvasir_load_item {
-            struct_size: 0,
-            flags: 0,
             key: item.key,
             group: item.group,
-            reserved: 0,
             tokens: item.tokens,
             lists: item.lists,
             list_count: item.list_count,
+            ..made()
         }
     }
 
     unsafe fn negotiate(&mut self) -> Code {
         let request = self.structs(|world| kvasir_negotiation {
-            struct_size: 0,
-            flags: 0,
             required_alignment: world.random.number(),
             spans: world.pointer(),
             span_count: world.random.count(),
             preferred_base: world.random.number(),
             previous_size: world.random.number(),
             binding_domain: world.pointer(),
+            ..made()
         });
         let chunk_size = self.pointer();
         // SAFETY: as `call` says.
         unsafe { kvasir_negotiate(self.client(), request.0, chunk_size) }
     }
 
+    fn domain(&mut self) -> *const kvasir_domain {
+        let domain = |world: &mut Self| kvasir_domain {
+            model: world.text(),
+            weights_id: world.bytes(),
+            kv_dtype: world.text(),
+            fingerprint: world.bytes(),
+            parallel_shape: world.text(),
+            ..made()
+        };
+        self.structs(domain).0
+    }
+
+    fn groups(&mut self) -> (*mut kvasir_group, usize) {
+        // A rank of kvasir_join has no more than a kind.
+        let bare = self.random.below(2) == 0;
+        let small = |world: &mut Self| if bare { 0 } else { world.random.number() };
+        self.structs(|world| kvasir_group {
+            struct_size: 0,
+            kind: world.random.below(6) as u32,
+            window_tokens: world.random.number(),
+            unit_bytes: small(world),
+            group: world.random.below(3) as u16,
+            parts: small(world) as u16,
+            part: small(world) as u16,
+            reserved: 0,
+        })
+    }
+
     unsafe fn register(&mut self) -> Code {
         let registration = self.structs(|world| {
-            let domain = world.structs(|world| kvasir_domain {
-                struct_size: 0,
-                flags: 0,
-                model: world.text(),
-                weights_id: world.bytes(),
-                kv_dtype: world.text(),
-                fingerprint: world.bytes(),
-                parallel_shape: world.text(),
-            });
-            let groups = world.structs(|world| kvasir_group {
-                struct_size: 0,
-                kind: world.random.below(6) as u32,
-                window_tokens: world.random.number(),
-                unit_bytes: world.random.number(),
-                group: world.random.below(3) as u16,
-                parts: world.random.number() as u16,
-                part: world.random.number() as u16,
-                reserved: 0,
-            });
+            let (domain, groups) = (world.domain(), world.groups());
             kvasir_registration {
                 struct_size: 0,
                 flags: world.random.below(3) as u32,
-                domain: domain.0,
+                domain,
                 rank: world.random.number() as u32,
                 world_size: world.random.number() as u32,
                 required_alignment: world.random.number(),
@@ -459,7 +470,7 @@ impl World {
                 group_count: groups.1,
                 blocks: world.random.number(),
                 layers: world.random.number() as u32,
-                reserved: 0,
+                ..made()
             }
         });
         let seed = self.pointer();
@@ -467,7 +478,7 @@ impl World {
         unsafe { kvasir_register(self.client(), registration.0, seed) }
     }
 
-    unsafe fn set_memory(&mut self) -> Code {
+    fn memory(&mut self) -> *const kvasir_memory {
         let memory = self.structs(|world| {
             let groups = world.structs(|world| {
                 let kv_groups = world.structs(|world| {
@@ -476,19 +487,17 @@ impl World {
                     layers.resize(512, 0);
                     world.buffers.push(layers);
                     kvasir_kv_group {
-                        struct_size: 0,
-                        flags: 0,
                         tokens_per_block: world.random.number(),
                         layers: world.buffers[world.buffers.len() - 1].as_ptr().cast(),
                         layer_count: world.random.count(),
+                        ..made()
                     }
                 });
                 kvasir_group_memory {
-                    struct_size: 0,
                     group: world.random.below(3) as u16,
-                    reserved: 0,
                     kv_groups: kv_groups.0,
                     kv_group_count: kv_groups.1,
+                    ..made()
                 }
             });
             let region = kvasir_region {
@@ -500,17 +509,41 @@ impl World {
             unsafe { space.as_mut_ptr().cast::<kvasir_region>().write(region) };
             world.buffers.push(space);
             kvasir_memory {
-                struct_size: 0,
-                flags: 0,
                 blocks: world.random.number(),
                 regions: world.buffers[world.buffers.len() - 1].as_ptr().cast(),
                 region_count: world.random.count(),
                 groups: groups.0,
                 group_count: groups.1,
+                ..made()
             }
         });
+        memory.0
+    }
+
+    unsafe fn set_memory(&mut self) -> Code {
+        let memory = self.memory();
         // SAFETY: as `call` says; the region outlives every client.
-        unsafe { kvasir_set_memory(self.client(), memory.0) }
+        unsafe { kvasir_set_memory(self.client(), memory) }
+    }
+
+    unsafe fn join(&mut self) -> Code {
+        let rank = self.structs(|world| {
+            let groups = world.groups();
+            kvasir_rank {
+                flags: world.random.below(8) as u32 / 7,
+                domain: world.domain(),
+                rank: world.random.number() as u32,
+                world_size: world.random.number() as u32,
+                preferred_base: world.random.number(),
+                memory: world.memory(),
+                groups: groups.0,
+                group_count: groups.1,
+                ..made()
+            }
+        });
+        let (chunk_size, seed) = (self.pointer(), self.pointer());
+        // SAFETY: as `call` says; the region outlives every client.
+        unsafe { kvasir_join(self.client(), rank.0, chunk_size, seed) }
     }
 }
 
@@ -529,7 +562,7 @@ fn whatever_is_called_answers_a_code_and_breaks_nothing() {
         handles: vec![victim.client.id, chain.id],
         buffers: vec![vec![0; BUFFER / 8]; PLAIN],
         region: vec![0; BLOCKS * PAGE],
-        calls: [0; 23],
+        calls: [0; 24],
     };
     let mut codes = std::collections::BTreeMap::new();
     let end = Instant::now() + Duration::from_secs(seconds);

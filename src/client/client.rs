@@ -210,7 +210,7 @@ impl Client {
     }
 
     /// Asks for the longest prefix that every object group can serve. Tails are computed only as far as the answer needs
-    /// them. A server that is away is a miss.
+    /// them. Without a server the answer comes from what the last one shared ([`Client::is_readable`]), or is a miss.
     ///
     /// # Errors
     /// [`ClientError::Refused`] and [`ClientError::TooManyItems`] for a request that makes no sense.
@@ -237,13 +237,15 @@ impl Client {
     /// to the end, and releases. Per item: whether all of it was. After a false the item's blocks hold anything.
     ///
     /// # Errors
-    /// For a mistake in any item, and then nothing was copied. A missing server or object is a false.
+    /// For a mistake in any item, and then nothing was copied. A missing object is a false, as is a
+    /// missing server while the client is not [readable](Client::is_readable).
     pub fn load(&self, label: u64, part: u16, requests: &[LoadRequest]) -> Result<Vec<bool>, ClientError> {
         self.core.load(label, part, requests)
     }
 
     /// Per object whether the server has it now. For stores of what may be there already: a store copies first, and only
-    /// its commit is told that the object exists. A server that is away has nothing.
+    /// its commit is told that the object exists. Where the server cannot be asked and the client is not
+    /// [readable](Client::is_readable), nothing is there.
     ///
     /// # Errors
     /// [`ClientError::TooManyItems`], [`ClientError::NoRegistration`], and [`ClientError::UnknownGroup`] or

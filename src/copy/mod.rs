@@ -57,6 +57,7 @@ pub use leaf::{Checksum, LEAF_BYTES, LeafSums};
 pub use memory::{HostMemory, Span};
 pub use path::CopyPath;
 pub use plan::{CopyPlan, Piece};
+pub use share::THREADS_MAX;
 pub use summed::SummedPlan;
 pub use tune::PATH_VARIABLE;
 

@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use super::leaf::lengths_of;
 
 /// Most threads of one copy.
-pub(super) const THREADS_MAX: usize = 16;
+pub const THREADS_MAX: usize = 16;
 /// What a thread has to copy at least: starting one costs as long as a fraction of this.
 pub(super) const SHARE_BYTES_MIN: u64 = 2 << 20;
 /// Shares of copies without sums begin on multiples of this, as strips do.

@@ -14,6 +14,8 @@ use crate::command::{self, cargo, program};
 pub(crate) const HEADER: &str = "native/include/kvasir.h";
 /// Where the headers of versions are kept as they were: `kvasir-1.h`.
 const EARLIER: &str = "native/abi";
+/// The first of them.
+pub(crate) const FIRST: &str = "native/abi/kvasir-1.h";
 const LAYOUT_C: &str = "native/abi/layout.h";
 const LAYOUT_RUST: &str = "native/src/layout.rs";
 const MADE: &str = "Made from native/include/kvasir.h by `cargo xtask codegen`; do not edit.";

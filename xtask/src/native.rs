@@ -25,6 +25,8 @@ struct Language {
     compilers: [&'static str; 2],
     standard: &'static str,
     engine: &'static str,
+    /// Ways in which the engine can run besides the plain one.
+    ways: &'static [&'static str],
 }
 
 const LANGUAGES: [Language; 2] = [
@@ -32,11 +34,13 @@ const LANGUAGES: [Language; 2] = [
         compilers: ["gcc", "clang"],
         standard: "-std=c11",
         engine: "engine.c",
+        ways: &["ring"],
     },
     Language {
         compilers: ["g++", "clang++"],
         standard: "-std=c++17",
         engine: "engine.cpp",
+        ways: &[],
     },
 ];
 
@@ -65,9 +69,10 @@ pub(crate) fn run() -> Result<()> {
         layout(language, &prefix, &work)?;
         for compiler in language.compilers {
             let plain = compile(language, compiler, &prefix, &work, &[])?;
-            // The first compiler's also under valgrind.
+            // The first compiler's also under valgrind, and in every way.
             if compiler == language.compilers[0] {
                 engines.push(Engine::new(plain.clone(), &VALGRIND));
+                engines.extend(language.ways.iter().map(|way| Engine::in_way(&plain, way)));
             }
             engines.push(Engine::new(plain, &[]));
         }
@@ -77,6 +82,7 @@ pub(crate) fn run() -> Result<()> {
             &[],
         ));
     }
+    engines.push(Engine::new(of_first_version(&prefix, &work)?, &[]));
     engines.extend(by_cmake(&prefix, &work)?.map(|path| Engine::new(path, &[])));
     run_all(&work, engines)
 }
@@ -151,7 +157,11 @@ fn layout(language: &Language, prefix: &Path, work: &Path) -> Result<()> {
 
 /// Compiles an engine and returns the program.
 fn compile(language: &Language, name: &str, prefix: &Path, work: &Path, more: &[&str]) -> Result<PathBuf> {
-    let kind = if more.is_empty() { "" } else { "-sanitized" };
+    let kind = match more {
+        [] => "",
+        [one] if one.starts_with("-I") => "-first",
+        _ => "-sanitized",
+    };
     let program = work.join(format!("{name}-{}{kind}", language.engine));
     let mut compile = compiler(language, name, prefix)?;
     let flags = flags(&compile);
@@ -161,6 +171,22 @@ fn compile(language: &Language, name: &str, prefix: &Path, work: &Path, more: &[
     compile.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
     command::run(&mut compile)?;
     Ok(program)
+}
+
+/// An engine that was compiled with the header of the first version, and runs with this library.
+fn of_first_version(prefix: &Path, work: &Path) -> Result<PathBuf> {
+    let include = work.join("first");
+    fs::create_dir_all(&include)?;
+    fs::copy(command::root().join(header::FIRST), include.join("kvasir.h"))
+        .with_context(|| format!("cannot copy {}", header::FIRST))?;
+    let include = format!("-I{}", include.display()); // looked at before what pkg-config says
+    compile(
+        &LANGUAGES[1],
+        LANGUAGES[1].compilers[0],
+        prefix,
+        work,
+        &[&include],
+    )
 }
 
 /// The engines as a CMake project builds them: one with the shared library, one with the other.
@@ -184,6 +210,7 @@ fn by_cmake(prefix: &Path, work: &Path) -> Result<impl Iterator<Item = PathBuf>>
 struct Engine {
     program: PathBuf,
     wrapper: Vec<&'static str>,
+    way: Option<&'static str>,
 }
 
 impl Engine {
@@ -191,14 +218,23 @@ impl Engine {
         Self {
             program,
             wrapper: wrapper.to_vec(),
+            way: None,
+        }
+    }
+
+    fn in_way(program: &Path, way: &'static str) -> Self {
+        Self {
+            way: Some(way),
+            ..Self::new(program.to_owned(), &[])
         }
     }
 
     fn name(&self) -> String {
         let file = self.program.file_name().unwrap_or_default().to_string_lossy();
-        match self.wrapper.first() {
-            Some(wrapper) => format!("{file} under {wrapper}"),
-            None => file.into_owned(),
+        match (self.wrapper.first(), self.way) {
+            (Some(wrapper), _) => format!("{file} under {wrapper}"),
+            (None, Some(way)) => format!("{file} {way}"),
+            (None, None) => file.into_owned(),
         }
     }
 }
@@ -265,6 +301,7 @@ fn run_one(directory: &Path, engine: &Engine) -> Result<()> {
         .args(&engine.wrapper)
         .arg(&engine.program);
     run.arg(directory.join("k.sock")).arg(SERVERS.to_string());
+    run.args(engine.way);
     let errors = directory.join("errors");
     run.stdout(Stdio::piped()).stderr(fs::File::create(&errors)?);
     let mut child = run.spawn().context("cannot start it")?;

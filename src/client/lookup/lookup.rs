@@ -32,7 +32,7 @@ pub struct LookupAnswer {
     pub loads: Vec<LoadItem>,
     /// Per object group in ascending order: tokens up to which everything is present.
     pub present_tokens: Vec<u64>,
-    /// The server could not be asked: a miss that says nothing about what it holds.
+    /// The server could not be asked, nor its memory read: a miss that says nothing about what it holds.
     pub degraded: bool,
     /// There is more than was promised, since the pins of this client keep as much as they may.
     pub shortened: bool,
