@@ -2,10 +2,11 @@
 
 Rules that hold for everything here:
 
-* A server that is away, stopped or restarting is never an exception on the payload path. Lookups answer a miss
-  with `Hit.degraded` set, stores answer `"unavailable"`, loads answer `False`. Only `negotiate` and `register`
-  raise `KvasirError` of kind `"Unavailable"`, and both are remembered: the client completes them by itself once
-  the server answers. So for a server that is full, stopping or has failed. One that is only late is still read from.
+* A server that is away, stopped or restarting is never an exception on the payload path. Stores answer
+  `"unavailable"`. Lookups and loads go on from what the last server shared, while `Client.readable`; otherwise lookups
+  answer a miss with `Hit.degraded` set, and loads answer `False`.
+* Only `negotiate` and `register` raise `KvasirError` of kind `"Unavailable"`, and both are remembered: the client
+  completes them by itself once the server answers. So for a server that is full, stopping or has failed.
 * Mistakes of the caller raise: `KvasirError` (kinds below), or `ValueError`/`TypeError` for an argument of the wrong
   form. When a call raises, nothing was copied, stored or pinned by it; its items count as failed loads or dropped
   stores.
@@ -163,8 +164,8 @@ class Client:
 
     @property
     def readable(self) -> bool:
-        """Lookups and loads work: it is healthy, or the server was late with an answer and what it shares is read without
-        it. Stores are dropped then."""
+        """Lookups and loads work: it is healthy, or the last server is late or dead and what it shared is read without it.
+        Stores are dropped then."""
 
     @property
     def boot_id(self) -> bytes | None:
@@ -270,8 +271,8 @@ class Client:
         reused when it returns."""
 
     def present(self, part: int, objects: Sequence[tuple[bytes, int]]) -> list[bool]:
-        """Per (key, object group): whether the server has the object now. False for all when it is away. For stores
-        of what may be there already: a store copies first and is then told that it was needless."""
+        """Per (key, object group): whether the server has the object now. False for all when it cannot be asked and the client
+        is not readable. For stores of what may be there already: a store copies first and is then told that it was needless."""
 
     def load(self, session: int, part: int, runs: Sequence[LoadRun]) -> list[list[bool]]:
         """Pins, copies into KV memory, makes the final check and releases. Per run and object: True if all its bytes are

@@ -119,7 +119,7 @@ class Servers:
 
     @property
     def readable(self) -> bool:
-        """Whether hits can be promised: of those that are not healthy, none is more than late."""
+        """Whether hits can be promised: each is healthy, or what its last server shared is read on without it."""
         return all(client.readable for client in self._clients) and self._same() is None
 
     @property
