@@ -1,7 +1,11 @@
-//! What do N engines get that use one server at once: calls per second, and the call that one in a hundred exceeds?
+//! What do N engines get that use one server at once: rounds per second, and the call that one in a hundred exceeds?
 //!
-//! Each engine is a process of its own with its own KV cache. A lookup is one of 16 chunks that hit, with its release. A store
-//! is one of 16 new chunks of 64 KiB; a load is one of 16 chunks that the same process has stored.
+//! Each engine is a process of its own with its own KV cache. A round is all that an engine does for a call, and its rate is of
+//! wall-clock time. The median and the 99th percentile are of the call alone:
+//!
+//! * lookup: the lookup of 16 chunks that hit, with its release, which is all of the round;
+//! * store: the store of 16 new chunks of 64 KiB; the round also makes their keys from tokens;
+//! * load: the load of 16 chunks that the same process has stored; the round also looks them up and releases them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -29,7 +33,7 @@ const KINDS: [&str; 3] = ["lookup", "store", "load"];
 const SOCKET: &str = "BENCH_SOCKET";
 const NUMBER: &str = "BENCH_NUMBER";
 
-/// One client: `KIND SECONDS` on a line asks for calls, and the answer is calls per second, median and 99th percentile.
+/// One client: `KIND SECONDS` on a line asks for calls, and the answer is rounds per second, median and 99th percentile.
 fn be_client(socket: &Path, number: u8) {
     let mut engine = Engine::start(socket, SHAPE, 64 << 20, number);
     println!("ready");
@@ -101,7 +105,7 @@ impl Clients {
         self.0.iter_mut().map(|(_, out)| line(out)).collect()
     }
 
-    /// What each got: calls per second, median and 99th percentile in microseconds.
+    /// What each got: rounds per second, median and 99th percentile of the call in microseconds.
     fn ask(&mut self, kind: &str, seconds: f64) -> Vec<[f64; 3]> {
         for (child, _) in &mut self.0 {
             let input = child.stdin.as_mut().expect("a pipe");
@@ -128,19 +132,27 @@ fn ratios(report: &mut Report) {
             let rate: f64 = found.iter().map(|[rate, ..]| rate).sum();
             let middle = found.iter().map(|[_, median, _]| median).sum::<f64>() / found.len() as f64;
             let worst = found.iter().map(|[.., most]| *most).fold(0.0, f64::max);
-            report.figure(format!("{count} clients/{kind}, calls per second"), rate, "1/s");
-            report.figure(format!("{count} clients/{kind}, median"), middle, "us");
-            report.figure(format!("{count} clients/{kind}, p99 of the slowest"), worst, "us");
+            report.figure(format!("{count} clients/{kind}, rounds per second"), rate, "1/s");
+            report.figure(
+                format!("{count} clients/{kind}, median of the call"),
+                middle,
+                "us",
+            );
+            report.figure(
+                format!("{count} clients/{kind}, p99 of the call of the slowest client"),
+                worst,
+                "us",
+            );
             if count == 1 {
                 *idle = worst;
             }
             let share = report.ratio(
-                format!("{count} clients/{kind}, p99 of that of one client"),
+                format!("{count} clients/{kind}, p99 in multiples of that of one client"),
                 worst,
                 *idle,
             );
             println!(
-                "{count} clients, {kind:>6}: {rate:>9.0}/s, median {middle:.1} us, p99 {worst:.1} us ({share:.2})"
+                "{count} clients, {kind:>6}: {rate:>9.0} rounds/s, median {middle:.1} us, p99 {worst:.1} us ({share:.2})"
             );
         }
     }

@@ -13,7 +13,7 @@ use criterion::Criterion;
 use kvasir::client::ClientKind;
 use kvasir::copy::{CopyEngine, CopyPlan, HostMemory, Span};
 
-use engine::{Engine, Server, Shape, connect};
+use engine::{Engine, Prompt, Server, Shape, connect};
 use report::{Report, median};
 
 mod engine;
@@ -34,6 +34,8 @@ const BIG: Shape = Shape {
 };
 const POOL: &str = "2GiB";
 const ARENA: u64 = 512 << 20;
+/// What is stored before any of it is loaded: it fits the pool of either side, and no cache.
+const BATCH_BYTES: u64 = 1400 << 20;
 /// Chunks of a store or load whose throughput is measured.
 const CHUNKS: u64 = 16;
 /// Tells this program that it is one of several clients: the socket.
@@ -128,7 +130,8 @@ fn control(rounds: &Rounds, socket: &Path, report: &mut Report) {
     }
 }
 
-/// Bytes of stores and loads, and the fastest plain copy of as many cold ones in the same run.
+/// Rates of stores and loads, and of the fastest plain copy of as many bytes in the same run. All of them are of cold bytes: first a
+/// batch is stored, then it is loaded, then as much is copied, so that nothing was touched just before.
 fn throughput(rounds: &Rounds, socket: &Path, name: &str, shape: Shape, report: &mut Report) {
     let mut engine = Engine::start(socket, shape, ARENA, 2);
     let bytes = shape.bytes() * CHUNKS;
@@ -145,20 +148,24 @@ fn throughput(rounds: &Rounds, socket: &Path, name: &str, shape: Shape, report: 
     let calls = rounds
         .copies
         .max((rounds.copies as u64 * (64 << 20) / bytes) as usize);
-    for round in 0..calls as u64 {
-        let prompt = engine.prompt(CHUNKS);
-        stores.push(engine.store(&prompt));
-        loads.push(engine.load(&prompt));
-        let at = round * bytes % (ARENA - bytes + 1);
-        let begin = Instant::now();
-        let mut plan = CopyPlan::new();
-        plan.push(Span::new(0, at), Span::new(0, at), bytes);
-        copier.execute(&plan, &source, &target).expect("a copy");
-        plain.push(begin.elapsed());
-        let range = at as usize..(at + bytes) as usize;
-        let begin = Instant::now();
-        to[range.clone()].copy_from_slice(&from[range]);
-        slices.push(begin.elapsed());
+    let batch = (BATCH_BYTES / bytes).max(1) as usize;
+    for first in (0..calls).step_by(batch) {
+        let rounds = first..calls.min(first + batch);
+        let prompts: Vec<Prompt> = rounds.clone().map(|_| engine.prompt(CHUNKS)).collect();
+        stores.extend(prompts.iter().map(|prompt| engine.store(prompt)));
+        loads.extend(prompts.iter().map(|prompt| engine.load(prompt)));
+        for round in rounds {
+            let at = round as u64 * bytes % (ARENA - bytes + 1);
+            let begin = Instant::now();
+            let mut plan = CopyPlan::new();
+            plan.push(Span::new(0, at), Span::new(0, at), bytes);
+            copier.execute(&plan, &source, &target).expect("a copy");
+            plain.push(begin.elapsed());
+            let range = at as usize..(at + bytes) as usize;
+            let begin = Instant::now();
+            to[range.clone()].copy_from_slice(&from[range]);
+            slices.push(begin.elapsed());
+        }
     }
     let rate = |times| bytes as f64 / median(times) / 1e9;
     let ceiling = rate(plain).max(rate(slices));

@@ -109,10 +109,12 @@ impl Drop for Server {
     }
 }
 
-/// A client that waits for its server.
+/// A client that waits for its server. It copies with the calling thread alone, as the plain copies beside it do, and the
+/// peer: on machines with more than two cores its own choice would be more threads.
 pub fn connect(socket: &Path, kind: ClientKind, instance: [u8; 16]) -> Client {
     let mut config = ClientConfig::new(socket, kind, "bench", instance);
     config.deadline = Duration::from_secs(60);
+    config.copy_threads = 1;
     let client = Client::new(config).expect("a client");
     let begin = Instant::now();
     while !client.is_healthy() {

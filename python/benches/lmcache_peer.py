@@ -41,6 +41,9 @@ os.environ.update(QUIET)
 
 CHUNK, CHUNKS, POOL_GIB = 256, 16, 2
 ARENA = 512 << 20
+# What is stored before any of it is loaded. The peer evicts once a second from four fifths of its pool on, and drops what does
+# not fit: so it is less than that, and the pool is emptied in time. No cache has as much.
+BATCH_BYTES = 1400 << 20
 WAIT_S = 300
 
 
@@ -225,8 +228,27 @@ class Engine:
         assert torch.equal(self.other[places[-1]].view(torch.int16), self.own[places[-1]].view(torch.int16)), "other bytes"
         return took
 
+    def copy(self, places: list[int]) -> float:
+        """The ceiling of both: as many bytes in the engine's own memory. Half of that away from what a store or load uses now,
+        and one place on, so that no load finds there what it should bring."""
+        count = len(self.own)
+        pairs = [((place + count // 2 + 1) % count, (place + count // 2) % count) for place in places]
+        begin = time.perf_counter()
+        for target, source in pairs:
+            self.other[target].copy_(self.own[source])
+        return time.perf_counter() - begin
+
     def end(self, key: Any) -> None:
         self.client.end_session(key.request_id).result(timeout=WAIT_S)
+
+
+def batches(calls: int, fits: int) -> list[int]:
+    """How many calls each batch has.
+
+    All of a batch is stored, then loaded, then copied. So no byte was touched just before, as no byte is by
+    `benches/head_to_head.rs`: what a store has left in a cache would make its load, and the copy beside it, faster.
+    """
+    return [min(fits, calls - first) for first in range(0, calls, fits)]
 
 
 class Report:
@@ -304,8 +326,7 @@ def control(rounds: Rounds, client: Any, report: Report) -> None:
 def throughput(rounds: Rounds, client: Any, name: str, shape: Shape, report: Report) -> None:
     engine = Engine(client, shape, ARENA)
     size = shape.bytes * CHUNKS
-    # It evicts once a second from four fifths on, and drops what does not fit: so the pool is emptied in time.
-    fits = max(1, int((POOL_GIB << 30) * 0.7) // size)
+    fits = max(1, BATCH_BYTES // size)
 
     def empty() -> None:
         client.clear(False).result(timeout=WAIT_S)
@@ -316,17 +337,15 @@ def throughput(rounds: Rounds, client: Any, name: str, shape: Shape, report: Rep
         engine.end(key)
     empty()
     stores, loads, copies = [], [], []
-    for i in range(max(rounds.copies, rounds.copies * (64 << 20) // size)):
-        places, key = engine.next(CHUNKS)
-        stores.append(engine.store(places, key))
-        loads.append(engine.load(places, key))
-        engine.end(key)
-        begin = time.perf_counter()
-        for place in places:
-            engine.other[place].copy_(engine.own[place])
-        copies.append(time.perf_counter() - begin)
-        if (i + 1) % fits == 0:
-            empty()
+    calls = max(rounds.copies, rounds.copies * (64 << 20) // size)
+    for batch in batches(calls, fits):
+        prompts = [engine.next(CHUNKS) for _ in range(batch)]
+        stores += [engine.store(places, key) for places, key in prompts]
+        for places, key in prompts:
+            loads.append(engine.load(places, key))
+            engine.end(key)
+        copies += [engine.copy(places) for places, _ in prompts]
+        empty()
     for what, times in (("store", stores), ("load", loads), ("copy", copies)):
         report.figure(f"{what}_{name}", size / statistics.median(times) / 1e9, "GB/s")
     empty()

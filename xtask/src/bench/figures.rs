@@ -157,21 +157,26 @@ const fn more(name: &'static str, text: &'static str, unit: &'static str, aim: f
 
 /// One figure for each.
 pub(super) const QUESTIONS: [Question; 14] = [
-    less("noop", "an exchange that does nothing", "us", 7.0),
+    less("noop", "time of an exchange that does nothing", "us", 7.0),
     less(
         "lookup_repeated",
-        "a lookup of 128 chunks that hit, keys known",
+        "time of a lookup of 128 chunks that hit, keys known",
         "us",
         150.0,
     ),
-    less("lookup_hashing", "the same lookup, from 32768 tokens", "us", 40.0),
-    less("store_1", "a store of one chunk of 64 KiB", "us", 40.0),
-    less("store_128", "a store of 128 chunks of 64 KiB", "us", 25.0),
-    less("load_1", "a load of one chunk of 64 KiB", "us", 40.0),
-    less("load_128", "a load of 128 chunks of 64 KiB", "us", 40.0),
+    less(
+        "lookup_hashing",
+        "time of the same lookup, from 32768 tokens",
+        "us",
+        40.0,
+    ),
+    less("store_1", "time of a store of one chunk of 64 KiB", "us", 40.0),
+    less("store_128", "time of a store of 128 chunks of 64 KiB", "us", 25.0),
+    less("load_1", "time of a load of one chunk of 64 KiB", "us", 40.0),
+    less("load_128", "time of a load of 128 chunks of 64 KiB", "us", 40.0),
     less(
         "start",
-        "from the start of the process to its first answer",
+        "time from the start of the process to its first answer",
         "ms",
         300.0,
     ),
@@ -183,14 +188,34 @@ pub(super) const QUESTIONS: [Question; 14] = [
     ),
     more(
         "requests_of_4",
-        "requests per second of four clients",
+        "lookups of 16 chunks per second, with release, of four clients",
         "1/s",
         250.0,
     ),
-    more("store_1MiB", "a store of 16 chunks of 1 MiB", "GB/s", 3.0),
-    more("load_1MiB", "a load of 16 chunks of 1 MiB", "GB/s", 3.0),
-    more("store_32MiB", "a store of 16 chunks of 32 MiB", "GB/s", 1.0),
-    more("load_32MiB", "a load of 16 chunks of 32 MiB", "GB/s", 1.0),
+    more(
+        "store_1MiB",
+        "bytes per second of a store of 16 chunks of 1 MiB",
+        "GB/s",
+        3.0,
+    ),
+    more(
+        "load_1MiB",
+        "bytes per second of a load of 16 chunks of 1 MiB",
+        "GB/s",
+        3.0,
+    ),
+    more(
+        "store_32MiB",
+        "bytes per second of a store of 16 chunks of 32 MiB",
+        "GB/s",
+        1.0,
+    ),
+    more(
+        "load_32MiB",
+        "bytes per second of a load of 16 chunks of 32 MiB",
+        "GB/s",
+        1.0,
+    ),
 ];
 
 /// Rates that have a ceiling: the fastest plain copy of as many bytes in the same run.

@@ -5,8 +5,11 @@ mod figures;
 mod machine;
 mod page;
 
+use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
@@ -106,7 +109,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .into_iter()
         .chain([OWN])
         .filter(|suite| options.wants(suite));
-    let mut build = cargo();
+    let mut build = undisturbed(cargo());
     build.args(["bench", "--no-run"]).args(options.profile());
     build.args(wanted.flat_map(|suite| ["--bench", suite]));
     command::run(&mut build).context("the benches do not compile")?;
@@ -170,8 +173,26 @@ fn note(missing: &mut Vec<String>, what: &str, ran: Result<()>) {
     }
 }
 
+/// Variables of the environment that change what is measured, and that no page tells: those of the benches and of Kvasir.
+const DISTURBING: [&str; 2] = ["BENCH_", "KVASIR_"];
+
+/// A command without such variables of the caller's.
+fn undisturbed(command: Command) -> Command {
+    without(command, env::vars_os().map(|(name, _)| name))
+}
+
+fn without(mut command: Command, names: impl Iterator<Item = OsString>) -> Command {
+    for name in names {
+        let text = name.to_string_lossy();
+        if DISTURBING.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
+
 fn bench(options: &Options, suite: &str) -> Result<()> {
-    let mut command = cargo();
+    let mut command = undisturbed(cargo());
     command
         .args(["bench", "--bench", suite, "--"])
         .args(&options.criterion);
@@ -191,7 +212,7 @@ fn own_round(options: &Options, side: &mut Side) -> Result<()> {
 fn peer_round(options: &Options, python: &Path, side: &mut Side) -> Result<()> {
     let began = SystemTime::now();
     let path = result("lmcache");
-    let mut driver = program(python);
+    let mut driver = undisturbed(program(python));
     driver.arg(PEER_DRIVER).arg(&path);
     if options.quick {
         driver.arg("--quick");
@@ -293,6 +314,15 @@ mod tests {
         ] {
             assert!(!options(part).is_whole(), "{part}");
         }
+    }
+
+    #[test]
+    fn variables_that_change_what_is_measured_are_taken_away() {
+        let names = ["BENCH_RUNS", "KVASIR_COPY_PATH", "BENCHES", "PATH", "MY_KVASIR_X"];
+        let command = without(program("true"), names.iter().map(OsString::from));
+        let removed: Vec<_> = command.get_envs().collect();
+        let expected = ["BENCH_RUNS", "KVASIR_COPY_PATH"].map(|name| (name.as_ref(), None));
+        assert_eq!(removed, expected);
     }
 
     #[test]

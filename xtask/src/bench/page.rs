@@ -171,7 +171,8 @@ impl Run {
              - Both do the same work in the same run, in {} rounds that alternate; a figure is the median of the rounds.\n\
              - Chunks have 256 tokens, and every byte of a store or load is copied by the client in both.\n\
              - Each side is driven by its own client: Kvasir's in Rust, LMCache's in Python.\n\
-             - Kvasir has its default settings, with checksums; the peer has none.\n\
+             - Both copy with one thread.\n\
+             - Kvasir has its default settings otherwise, with checksums; the peer has none.\n\
              - A ratio above 1 says that Kvasir is better.\n\n\
              | question | Kvasir | LMCache | ratio | aim |\n|---|---|---|---|---|",
             self.rounds
@@ -192,7 +193,8 @@ impl Run {
     fn of_the_ceiling(&self, page: &mut String) {
         page.push_str(
             "## Of the ceiling\n\n![Shares of the ceiling](charts/ceilings.svg)\n\n\
-             The ceiling of a side is the fastest plain copy of as many cold bytes that its own bench makes in the same run.\n\n\
+             The ceiling of a side is the fastest plain copy by one thread that its own bench makes in the same run.\n\
+             It copies as many bytes, and all are cold: those of a store, a load or a copy were last touched long before.\n\n\
              | rate | plain copy | Kvasir | LMCache |\n|---|---|---|---|\n",
         );
         for (name, copy) in CEILINGS {
@@ -295,7 +297,7 @@ pub(super) mod tests {
         run.peer.add(vec![figure("noop", 150.0, "us")]);
         let page = run.to_markdown();
         assert!(
-            page.contains("| an exchange that does nothing | 20.0 us | 150 us | 7.50x | 7x |"),
+            page.contains("| time of an exchange that does nothing | 20.0 us | 150 us | 7.50x | 7x |"),
             "{page}"
         );
         assert!(
