@@ -321,6 +321,27 @@ fn over_pipes(wants_pool: bool) -> (bool, Value) {
 }
 
 #[test]
+fn a_kit_that_cannot_listen_says_that_there_is_no_verdict() {
+    let directory = tempfile::tempdir().unwrap();
+    let taken = directory.path().join("taken");
+    std::fs::write(&taken, "somebody's").unwrap();
+    let kit = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        let command = command.arg("conform").args(arguments).stdin(Stdio::null());
+        command.output().unwrap()
+    };
+    let output = kit(&["--json", taken.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["error"]["kind"], "no_verdict");
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("cannot listen on "), "{message}");
+    assert_eq!(std::fs::read(&taken).unwrap(), b"somebody's");
+    // Arguments that cannot be used are another exit code.
+    assert_eq!(kit(&["--json"]).status.code(), Some(2));
+}
+
+#[test]
 fn a_client_without_descriptors_is_judged_over_pipes() {
     let (success, verdict) = over_pipes(false);
     assert!(success, "{verdict:#}");
