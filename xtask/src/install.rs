@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::command::{self, cargo, program};
-use crate::header;
+use crate::{header, needs};
 
 /// Arguments of `cargo xtask install`.
 #[derive(clap::Args)]
@@ -35,6 +35,7 @@ const TEMPLATES: [(&str, &str); 3] = [
 
 /// Builds and installs.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    needs::install()?;
     let prefix = std::path::absolute(&options.prefix)?;
     for path in into(&prefix, &options.profile)? {
         println!("{}", path.display());

@@ -1,4 +1,4 @@
-//! Disk space, looked at before something large is made.
+//! Programs and disk space, looked at before something is fetched or compiled for minutes.
 
 use std::path::Path;
 
@@ -9,8 +9,11 @@ use crate::command::{self, output, program, works};
 /// What the checks and tests take in `target` besides the vLLM environment: debug and release builds and loom.
 const TARGET_BYTES: u64 = 6_000_000_000;
 
-/// Programs that the checks call and that a toolchain may lack: how each is asked, and how to get it.
-const PROGRAMS: [(&[&str], &str); 3] = [
+/// A program: how it is asked, and its name with how to get it.
+type Needed = (&'static [&'static str], &'static str);
+
+/// Programs that the checks call and that a toolchain may lack.
+const PROGRAMS: [Needed; 3] = [
     (
         &["cargo", "fmt", "--version"],
         "cargo fmt (rustup component add rustfmt)",
@@ -25,8 +28,28 @@ const PROGRAMS: [(&[&str], &str); 3] = [
     ),
 ];
 
-/// Programs that the step `native` calls besides, and how to get them.
-const OF_NATIVE: [(&[&str], &str); 7] = [
+/// Programs that `cargo xtask install` calls: they make one object of the static library.
+const OF_INSTALL: [Needed; 3] = [
+    (
+        &["ld", "--version"],
+        "ld (Debian and Ubuntu: apt-get install binutils)",
+    ),
+    (
+        &["objcopy", "--version"],
+        "objcopy (Debian and Ubuntu: apt-get install binutils)",
+    ),
+    (
+        &["ar", "--version"],
+        "ar (Debian and Ubuntu: apt-get install binutils)",
+    ),
+];
+
+/// Programs that the step `native` calls besides those.
+const OF_NATIVE: [Needed; 7] = [
+    (
+        &["nm", "--version"],
+        "nm (Debian and Ubuntu: apt-get install binutils)",
+    ),
     (
         &["gcc", "--version"],
         "gcc (Debian and Ubuntu: apt-get install gcc)",
@@ -51,23 +74,27 @@ const OF_NATIVE: [(&[&str], &str); 7] = [
         &["pkg-config", "--version"],
         "pkg-config (Debian and Ubuntu: apt-get install pkg-config)",
     ),
-    (
-        &["objcopy", "--version"],
-        "objcopy (Debian and Ubuntu: apt-get install binutils)",
-    ),
 ];
 
-/// Refuses where a program is missing that the step `native` calls.
-pub(crate) fn native() -> Result<()> {
-    missing_of(&OF_NATIVE)
+/// Refuses where a program is missing that `cargo xtask install` would call after minutes of compiling.
+pub(crate) fn install() -> Result<()> {
+    missing_of(&OF_INSTALL)
 }
 
-/// Refuses where a program is missing that some check would call minutes later.
-pub(crate) fn programs() -> Result<()> {
-    missing_of(&PROGRAMS)
+/// Refuses where a program is missing that some check would call minutes later; `native` says whether that step is one of them.
+pub(crate) fn programs(native: bool) -> Result<()> {
+    missing_of(&of_checks(native))
 }
 
-fn missing_of(programs: &[(&[&str], &str)]) -> Result<()> {
+fn of_checks(native: bool) -> Vec<Needed> {
+    let more: [&[Needed]; 2] = match native {
+        true => [&OF_INSTALL, &OF_NATIVE],
+        false => [&[], &[]],
+    };
+    [&PROGRAMS[..], more[0], more[1]].concat()
+}
+
+fn missing_of(programs: &[Needed]) -> Result<()> {
     let missing: Vec<&str> = programs
         .iter()
         .filter(|(words, _)| !works(program(words[0]).args(&words[1..])))
@@ -132,12 +159,37 @@ mod tests {
     #[test]
     fn everything_that_is_missing_is_named_at_once() {
         missing_of(&[(&["true"], "true")]).unwrap();
-        let absent: (&[&str], &str) = (&["kvasir-no-such-program", "--version"], "one (get it)");
-        let broken: (&[&str], &str) = (&["false"], "another");
+        let absent: Needed = (&["kvasir-no-such-program", "--version"], "one (get it)");
+        let broken: Needed = (&["false"], "another");
         let error = missing_of(&[absent, (&["true"], "true"), broken])
             .unwrap_err()
             .to_string();
         assert_eq!(error, "missing on this machine: one (get it), another");
+    }
+
+    /// What `install.rs` and `native.rs` call by name is asked for beforehand, and in one list.
+    #[test]
+    fn programs_that_are_called_are_looked_for() {
+        let (install, checks) = (&OF_INSTALL[..], of_checks(true));
+        let named = |needed: &[Needed], name: &str| needed.iter().any(|(words, _)| words[0] == name);
+        let called = |source: &'static str| {
+            let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+            let calls = code.split("program(\"").skip(1);
+            calls.filter_map(|rest| rest.split('"').next())
+        };
+        for name in called(include_str!("install.rs")) {
+            assert!(named(install, name), "{name}");
+        }
+        // `timeout` is of every Linux.
+        for name in called(include_str!("native.rs")).filter(|name| *name != "timeout") {
+            assert!(named(&checks, name), "{name}");
+        }
+        assert!(
+            ["cargo", "c++", "ld", "gcc"]
+                .iter()
+                .all(|name| named(&checks, name))
+        );
+        assert!(!named(&of_checks(false), "gcc"));
     }
 
     #[test]

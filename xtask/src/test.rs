@@ -40,10 +40,8 @@ const TEST_TOOLS: [&str; 6] = [
 /// Runs the steps.
 pub(crate) fn run(options: &Options) -> Result<()> {
     // Minutes pass before Python is first used, and longer before the disk is full.
-    needs::programs()?;
-    if !options.list && (options.only.is_empty() || options.only.iter().any(|step| step == "native")) {
-        needs::native()?;
-    }
+    let native = options.only.is_empty() || options.only.iter().any(|step| step == "native");
+    needs::programs(native && !options.list)?;
     needs::target(&interpreter()?)?;
     let mut list = vec![
         Step::new("format", || {
