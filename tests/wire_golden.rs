@@ -222,8 +222,8 @@ fn hello_of(ring_bytes: u64, named: bool) -> Request {
     })
 }
 
-/// What has to do with payload rings.
-fn ring_requests() -> Vec<(&'static str, Request)> {
+/// What has to do with payload rings, and what operators ask.
+fn later_requests() -> Vec<(&'static str, Request)> {
     let run = |frame, offset, bytes| RingRun { frame, offset, bytes };
     let part = |place, offset, bytes| RingPart { place, offset, bytes };
     vec![
@@ -242,10 +242,19 @@ fn ring_requests() -> Vec<(&'static str, Request)> {
                 parts: vec![part(0, 0, 4097), part(5, 1 << 20, 17)],
             },
         ),
+        (
+            "kick",
+            Request::Kick(Kick {
+                client: 7,
+                pid: 4711,
+                grace_ms: 2000,
+                spare: true,
+            }),
+        ),
     ]
 }
 
-fn ring_replies() -> Vec<(&'static str, Reply)> {
+fn later_replies() -> Vec<(&'static str, Reply)> {
     let reply = |regions, named| {
         Reply::Hello(HelloReply {
             protocol_version: 2,
@@ -269,9 +278,16 @@ fn ring_replies() -> Vec<(&'static str, Reply)> {
         path: "/dev/shm/kvasir.node.0.ring".into(),
         bytes: 65536 + (2 << 20),
     };
+    let clients = [(7, KickOutcome::Killed), (8, KickOutcome::HeldByOther)].map(|(client, outcome)| Kicked {
+        client,
+        pid: 4711,
+        outcome,
+    });
+    let clients = clients.to_vec();
     vec![
         ("hello_reply_ring", reply(vec![ring], vec![])),
         ("hello_reply_named", reply(vec![], vec![file])),
+        ("kick_reply", Reply::Kick { clients }),
     ]
 }
 
@@ -439,7 +455,7 @@ fn golden(name: &str, frame: &[u8]) -> Vec<u8> {
 #[test]
 fn requests_are_as_recorded() {
     let mut encoder = Encoder::new();
-    for (number, (name, request)) in requests().into_iter().chain(ring_requests()).enumerate() {
+    for (number, (name, request)) in requests().into_iter().chain(later_requests()).enumerate() {
         let frame = encoder.request(100 + number as u64, &request).unwrap().to_vec();
         let recorded = golden(name, &frame);
         assert_eq!(frame, recorded, "{name} is encoded differently");
@@ -451,7 +467,7 @@ fn requests_are_as_recorded() {
 #[test]
 fn replies_are_as_recorded() {
     let mut encoder = Encoder::new();
-    for (number, (name, reply)) in replies().into_iter().chain(ring_replies()).enumerate() {
+    for (number, (name, reply)) in replies().into_iter().chain(later_replies()).enumerate() {
         let frame = encoder.reply(200 + number as u64, &reply).unwrap().to_vec();
         let recorded = golden(name, &frame);
         assert_eq!(frame, recorded, "{name} is encoded differently");
@@ -464,7 +480,7 @@ fn replies_are_as_recorded() {
 #[test]
 fn damaged_frames_are_refused_or_decoded_but_never_fatal() {
     let mut encoder = Encoder::new();
-    for (name, request) in requests().into_iter().chain(ring_requests()) {
+    for (name, request) in requests().into_iter().chain(later_requests()) {
         let frame = encoder.request(1, &request).unwrap().to_vec();
         for len in 0..frame.len() {
             let _ = decode_request(&frame[..len]);
@@ -481,7 +497,7 @@ fn damaged_frames_are_refused_or_decoded_but_never_fatal() {
             "{name} cut in half"
         );
     }
-    for (_, reply) in replies().into_iter().chain(ring_replies()) {
+    for (_, reply) in replies().into_iter().chain(later_replies()) {
         let frame = encoder.reply(1, &reply).unwrap().to_vec();
         for at in 0..frame.len() {
             let mut damaged = frame.clone();

@@ -266,11 +266,16 @@ mod tests {
         let header = include_str!("failure.rs");
         let (_, list) = header.split_once("pub enum kvasir_server_code {").unwrap();
         let list = list.split('}').next().unwrap();
+        // What only operators are answered, and how a connection ends: no call of this interface returns these.
+        let others = [ErrorCode::UnknownClient, ErrorCode::Kicked];
         for number in 0..known {
             let code = ErrorCode::from_number(number).unwrap();
+            if others.contains(&code) {
+                continue;
+            }
             assert!(list.contains(&format!("{code:?} = {number},")), "{code:?}");
         }
-        assert_eq!(list.matches(" = ").count(), usize::from(known));
+        assert_eq!(list.matches(" = ").count(), usize::from(known) - others.len());
     }
 
     #[test]

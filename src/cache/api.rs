@@ -2,6 +2,7 @@
 
 use crate::object::{ClientKind, GroupRegistration, PayloadPath};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use crate::index::conditions::Conditions;
 use crate::index::counters::{ClientCounters, ReuseCounters};
@@ -181,8 +182,12 @@ pub struct ClientStatus {
     pub registered: Option<(u32, ChunkKey)>,
     /// Bytes of granted space and of its parts of incomplete objects.
     pub granted: u64,
+    /// Bytes of `granted` that are parts of incomplete objects.
+    pub incomplete: u64,
     /// Pins it holds in the request form.
     pub pins: u64,
+    /// How long it has held the oldest of them.
+    pub oldest_pin: Option<Duration>,
     /// Words of its slab that pin a record.
     pub pin_words: u64,
     /// Bytes that both keep from eviction.

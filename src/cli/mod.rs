@@ -1,7 +1,8 @@
-//! The command line: serve, status, clear, plan, vllm-args, doctor, conform.
+//! The command line: serve, status, clients, clear, plan, vllm-args, doctor, conform.
 
 mod arguments;
 mod clear;
+mod clients;
 mod conditions;
 mod conform;
 mod doctor;
@@ -42,6 +43,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Show what a running server holds and whom it serves
     Status(status::StatusArgs),
+    /// List who holds what of a running server, or end such a client
+    Clients(clients::ClientsArgs),
     /// Drop everything that the server holds and nobody is reading
     Clear(clear::ClearArgs),
     /// Answer what chunk size a model gets, and why, without starting anything
@@ -71,6 +74,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match cli.command {
         Command::Serve(args) => serve::run(args, &matches, started),
         Command::Status(args) => status::run(&args),
+        Command::Clients(args) => clients::run(&args),
         Command::Clear(args) => clear::run(&args),
         Command::Plan(args) => plan::run(&args, json),
         Command::VllmArgs(args) => vllm_args::run(&args),

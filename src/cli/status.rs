@@ -188,6 +188,11 @@ impl Asking {
         )
     }
 
+    /// From here on a reply may take so much longer.
+    pub(super) fn wait_longer(&mut self, more: Duration) -> Result<(), StatusError> {
+        Ok(self.stream.set_read_timeout(Some(PATIENCE + more))?)
+    }
+
     /// The status document.
     pub(super) fn status(&mut self) -> Result<Value, StatusError> {
         match self.call(&Request::Status)? {
@@ -466,7 +471,7 @@ fn registration(registered: &Value) -> String {
     )
 }
 
-fn show(value: &Value) -> String {
+pub(super) fn show(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
         Value::String(text) => text.chars().filter(|c| !c.is_control()).collect(),
@@ -474,7 +479,7 @@ fn show(value: &Value) -> String {
     }
 }
 
-fn size(value: &Value) -> String {
+pub(super) fn size(value: &Value) -> String {
     value
         .as_u64()
         .map_or_else(|| "-".into(), |bytes| Bytes(bytes).to_string())

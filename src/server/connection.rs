@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::answer::exhausted;
 use super::dispatch;
+use super::kick;
 use super::offload::{self, LONG_BYTES, reply_bytes};
 use super::opening::{self, Session};
 use super::outbox::{Full, Outbox};
@@ -47,6 +48,8 @@ enum End {
     Refused(ErrorCode),
     #[error("the peer does not read its replies, {} bytes wait", .0.queued)]
     Slow(Full),
+    #[error("an operator ended it")]
+    Kicked,
     #[error("the server is stopping")]
     Drained,
     #[error("{0}")]
@@ -58,6 +61,7 @@ enum Event {
     Ready(Ready),
     Draining,
     PeerEnded,
+    Kicked,
     NoHello,
     Failed(io::Error),
 }
@@ -90,7 +94,10 @@ pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, peer: Peer, _c
     };
     let end = connection.run().await;
     connection.say(&end);
-    if matches!(end, End::PeerClosed | End::Refused(_) | End::Drained) {
+    if matches!(
+        end,
+        End::PeerClosed | End::Refused(_) | End::Kicked | End::Drained
+    ) {
         // Bounded, so that a peer that reads nothing cannot hold up a stop.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, connection.flush_all()).await;
     }
@@ -105,7 +112,7 @@ impl Connection {
         match (session.and_then(|number| sessions.get(&number)), end) {
             (Some(session), _) => journal.went(session, &why),
             // Its refusal was said already; one that came and said nothing is nobody's business.
-            (None, End::Refused(_) | End::PeerClosed | End::PeerEnded | End::Drained) => {}
+            (None, End::Refused(_) | End::PeerClosed | End::PeerEnded | End::Kicked | End::Drained) => {}
             (None, End::Slow(_) | End::Io(_)) => journal.closed(self.peer.cred.pid, &why),
         }
     }
@@ -117,6 +124,7 @@ impl Connection {
                 Event::Ready(ready) => self.transfer(ready).await,
                 Event::Draining => return self.last_frames().await,
                 Event::PeerEnded => return End::PeerEnded,
+                Event::Kicked => return self.kicked(),
                 Event::NoHello => {
                     let seconds = HELLO_PATIENCE.as_secs();
                     let error = WireError::new(
@@ -144,6 +152,7 @@ impl Connection {
             ready = self.stream.ready(interest) => ready.map_or_else(Event::Failed, Event::Ready),
             _ = self.drain.wait_for(|draining| *draining) => Event::Draining,
             () = self.peer.ended() => Event::PeerEnded,
+            () = self.peer.kicked.notified() => Event::Kicked,
             () = tokio::time::sleep_until(hello_deadline), if self.session.is_none() => Event::NoHello,
         }
     }
@@ -334,6 +343,15 @@ impl Connection {
             [too_large.bytes as u64, too_large.limit as u64],
         );
         self.reply(id, &Reply::Error(error))
+    }
+
+    /// Says why, as an answer to no request. What was held for the client is taken back from here on, not when it has read that.
+    fn kicked(&mut self) -> End {
+        self.session = None;
+        match self.reply(0, &Reply::Error(kick::reason())) {
+            Ok(()) => End::Kicked,
+            Err(end) => end,
+        }
     }
 
     /// Queues the last reply of this connection.

@@ -1,8 +1,12 @@
 //! A request becomes a call of the binding or the core, and its result a reply.
 
+use std::rc::Rc;
+use std::time::Instant;
+
 use tracing::info;
 
 use super::answer::Answer;
+use super::kick;
 use super::opening::{Session, client_info, draining};
 use super::rings;
 use super::session::one_line;
@@ -30,6 +34,9 @@ pub(super) async fn answer(
     request: Request,
     turn: &mut Turn,
 ) -> Reply {
+    if let Some(info) = server.sessions.borrow().get(&session.number) {
+        info.known.heard.set(Instant::now());
+    }
     let changes = changes_totals(&request);
     let sets_up = matches!(request, Request::Negotiate(_) | Request::RegisterKvCache(_));
     let answered = handle(server, session, request, turn).await;
@@ -131,6 +138,7 @@ async fn handle(
             json: status::document(server, session.number, turn).await?,
         }),
         Request::RingWrite { runs } => ring_write(server, session, &runs, turn).await,
+        Request::Kick(request) => kick::kick(server, session, &request).await,
         Request::RingRead { pin, parts } => ring_read(server, session, pin, &parts, turn).await,
     }
 }
@@ -146,6 +154,7 @@ fn takes_something_new(request: &Request) -> bool {
             | Request::Lookup(_)
             | Request::Retrieve(_)
             | Request::Grant(_)
+            | Request::Kick(_)
     )
 }
 
@@ -173,6 +182,7 @@ fn client_of(server: &Server, session: &mut Session) -> Result<ClientId, WireErr
     session.client = Some(client);
     if let Some(info) = server.sessions.borrow_mut().get_mut(&session.number) {
         info.client = Some(client);
+        server.holders.borrow_mut().insert(client, Rc::clone(&info.known));
     }
     Ok(client)
 }

@@ -35,7 +35,11 @@ async fn end(server: &Server, client: ClientId) {
         Err(error) => warn!(slab, %error, "pins of a closed connection were not dropped"),
     }
     match work(server, ClientGone::new(client)).await {
-        Ok(true) => debug!(slab, "client is gone"),
+        Ok(true) => {
+            debug!(slab, "client is gone");
+            server.forget_holder(client);
+        }
+        Err(CoreError::UnknownClient { .. }) => server.forget_holder(client),
         gone => liveness::look_again(server, client, gone),
     }
 }

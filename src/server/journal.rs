@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, error, info, warn};
 
-use super::session::{SessionInfo, client_kind, one_line};
+use super::session::{Known, SessionInfo, client_kind, one_line};
 use crate::object::ClientKind;
 use crate::wire::{ErrorCode, WireError};
 
@@ -121,6 +121,14 @@ impl Journal {
         } else if self.may_say(Kind::Client) {
             let registered = session.registered_text();
             info!(pid, kind, name, registered, why, "client left");
+        }
+    }
+
+    /// An operator ends a client: the process that asked, and what became of it.
+    pub(super) fn kicked(&self, by: u32, known: &Known, outcome: &str) {
+        if self.may_say(Kind::Client) {
+            let (pid, number, name) = (known.pid, known.number, one_line(&known.name));
+            warn!(by, number, pid, name, outcome, "an operator ended a client");
         }
     }
 

@@ -65,8 +65,9 @@ impl fmt::Display for Size {
 
 /// Allows this process as many open files as its clients need, or says that there are too few.
 pub(super) fn open_files(config: &Config) {
-    let needed =
-        OWN_DESCRIPTORS + CONNECTION_DESCRIPTORS * (u64::from(config.max_clients) + SPARE_CONNECTIONS as u64);
+    let clients = u64::from(config.max_clients);
+    // A client that lost its connection keeps one too: its process.
+    let needed = OWN_DESCRIPTORS + clients + CONNECTION_DESCRIPTORS * (clients + SPARE_CONNECTIONS as u64);
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return;
     };

@@ -10,7 +10,7 @@
 //! rings                          clients that map no pool: ring, ring_desk (who gets one), ring_copy, export (their names)
 //! session                        what a connection said of itself
 //! bindings                       the chunk sizes; fleet, fleet_desk: the record that servers share
-//! ends, liveness, leaving        clients that have gone, and those that may have
+//! ends, liveness, leaving        clients that have gone, and those that may have; kick: those that an operator ends
 //! status, journal                the document, the log
 //! ```
 //!
@@ -30,6 +30,7 @@ mod export;
 mod fleet;
 mod fleet_desk;
 mod journal;
+mod kick;
 mod leaving;
 mod limits;
 pub(crate) mod listen;

@@ -78,6 +78,7 @@ pub(super) fn reply_bytes(reply: &Reply) -> usize {
         Reply::Grant { extents } => size_of_val(extents.as_slice()),
         Reply::Commit(answer) => answer.outcomes.len() + size_of_val(answer.granted.as_slice()),
         Reply::Status { json } => json.len(),
+        Reply::Kick { clients } => size_of_val(clients.as_slice()),
         Reply::Error(error) => error.message.len() + error.numbers.len() * 8,
         Reply::Ack | Reply::Hello(_) | Reply::Negotiate(_) | Reply::Register(_) => 0,
     }

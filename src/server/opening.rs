@@ -99,7 +99,7 @@ pub(super) async fn open(server: &Rc<Server>, hello: Hello, peer: &Peer) -> Resu
     }
     reply.slab = client.map_or(0, |client| u32::from(client.slab()));
     let counters = ring.as_ref().map(|ring| Arc::clone(&ring.counters));
-    let number = server.begin_session(SessionInfo::new(&hello, peer, client, counters));
+    let number = server.begin_session(|number| SessionInfo::new(number, &hello, peer, client, counters));
     let session = Session {
         server: Rc::clone(server),
         number,

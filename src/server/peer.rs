@@ -17,9 +17,11 @@ use crate::shm::readable::Readable;
 pub(super) struct Peer {
     pub(super) cred: PeerCred,
     /// Readable once the process has ended. Without one only [`Peer::gone`] tells.
-    process: Option<Readable>,
+    pub(super) process: Option<Rc<Readable>>,
     /// Told by whoever finds out in another way that it is gone.
     pub(super) gone: Rc<Notify>,
+    /// Told by an operator who ends it.
+    pub(super) kicked: Rc<Notify>,
 }
 
 impl Peer {
@@ -29,11 +31,12 @@ impl Peer {
             debug!(pid = cred.pid, %error, "a peer's process cannot be watched, its lock alone will tell");
             None
         });
-        let process = process.and_then(|fd| Readable::new(fd).ok());
+        let process = process.and_then(|fd| Readable::new(fd).ok()).map(Rc::new);
         Self {
             cred,
             process,
             gone: Rc::default(),
+            kicked: Rc::default(),
         }
     }
 

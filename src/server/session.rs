@@ -1,7 +1,11 @@
 //! What the server knows of a connection that has said hello, and how it is called in logs and status.
+//!
+//! Some of it is known as long as its client holds anything, which may be longer than the connection.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::Notify;
 
@@ -11,10 +15,46 @@ use crate::cache::ClientId;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
 use crate::object::{ClientKind, GroupRegistration};
+use crate::shm::process::{has_ended, process_facts};
+use crate::shm::readable::Readable;
 use crate::wire::{Hello, RegisterKvCache};
+
+/// Who is, or was, at the other end of a connection.
+pub(super) struct Known {
+    /// Of its connection, and of its client as long as there is one.
+    pub(super) number: u64,
+    pub(super) pid: u32,
+    pub(super) name: String,
+    /// Names the process that connected, and never another. None where the kernel has no such thing.
+    pub(super) process: Option<Rc<Readable>>,
+    /// When it connected.
+    pub(super) since: Instant,
+    /// When its last message came.
+    pub(super) heard: Cell<Instant>,
+}
+
+impl Known {
+    /// Whether the process that connected has ended, as far as that can be known.
+    pub(super) fn process_has_ended(&self) -> bool {
+        self.process
+            .as_ref()
+            .is_some_and(|process| has_ended(process.fd()))
+    }
+
+    /// How that process is, in a word: `running`, `stopped` or `ended`. None where that cannot be known.
+    pub(super) fn process_word(&self) -> Option<&'static str> {
+        self.process.as_ref()?;
+        let facts = process_facts(self.pid);
+        if self.process_has_ended() {
+            return Some("ended"); // what was read may be of another one
+        }
+        Some(if facts?.is_stopped { "stopped" } else { "running" })
+    }
+}
 
 /// What the server knows of a session besides what the core knows of its client.
 pub(super) struct SessionInfo {
+    pub(super) known: Rc<Known>,
     pub(super) pid: u32,
     pub(super) kind: ClientKind,
     pub(super) name: String,
@@ -27,6 +67,8 @@ pub(super) struct SessionInfo {
     pub(super) refused: Option<String>,
     /// Ends the connection when it is found that its process is gone.
     pub(super) gone: Rc<Notify>,
+    /// Ends the connection for an operator.
+    pub(super) kicked: Rc<Notify>,
 }
 
 /// What a rank registered, as it said.
@@ -38,14 +80,25 @@ pub(super) struct Registered {
 
 impl SessionInfo {
     pub(super) fn new(
+        number: u64,
         hello: &Hello,
         peer: &Peer,
         client: Option<ClientId>,
         ring: Option<Arc<RingCounters>>,
     ) -> Self {
+        let now = Instant::now();
         Self {
+            known: Rc::new(Known {
+                number,
+                pid: peer.cred.pid,
+                name: hello.name.clone(),
+                process: peer.process.clone(),
+                since: now,
+                heard: Cell::new(now),
+            }),
             pid: peer.cred.pid,
             gone: Rc::clone(&peer.gone),
+            kicked: Rc::clone(&peer.kicked),
             kind: hello.kind,
             name: hello.name.clone(),
             engine_instance: hello.engine_instance,

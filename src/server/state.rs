@@ -15,9 +15,9 @@ use super::journal::Journal;
 use super::leaving::{Ends, Orphan};
 use super::offload::Offload;
 use super::ring_desk::RingDesk;
-use super::session::SessionInfo;
+use super::session::{Known, SessionInfo};
 use super::{ServerError, limits};
-use crate::cache::{Core, CoreConfig};
+use crate::cache::{ClientId, Core, CoreConfig};
 use crate::control::{BootInfo, ControlRegion, Counter, Health};
 use crate::keys::ChunkKey;
 use crate::pool::Seen;
@@ -31,6 +31,14 @@ const ENCODER_BYTES_KEPT: usize = 256 << 10;
 
 /// Copies of rings at a time: as many as two clients can keep busy, and no more of the machine.
 const COPIES_AT_ONCE: usize = 2;
+
+/// How often operators ended clients, and what became of these.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Kicks {
+    pub(super) let_go: u64,
+    pub(super) killed: u64,
+    pub(super) kept: u64,
+}
 
 /// The server's state.
 pub(super) struct Server {
@@ -53,6 +61,12 @@ pub(super) struct Server {
     /// Connections that have said hello, by a number of their own.
     pub(super) sessions: RefCell<BTreeMap<u64, SessionInfo>>,
     next_session: Cell<u64>,
+    /// Who the clients are, also those without a connection, until nothing is held for them.
+    pub(super) holders: RefCell<BTreeMap<ClientId, Rc<Known>>>,
+    /// Woken when a connection ends, and when nothing is held for a client any more.
+    pub(super) left: Notify,
+    /// What operators did to clients.
+    pub(super) kicks: Cell<Kicks>,
     /// Woken when the first session begins.
     pub(super) session_began: Notify,
     /// Accepted connections, with and without a hello.
@@ -107,6 +121,9 @@ impl Server {
             ends: Ends::default(),
             sessions: RefCell::default(),
             next_session: Cell::new(1),
+            holders: RefCell::default(),
+            left: Notify::new(),
+            kicks: Cell::default(),
             session_began: Notify::new(),
             connections: Cell::new(0),
             connections_ended: Notify::new(),
@@ -175,8 +192,12 @@ impl Server {
     }
 
     /// Records a session; the number names it until [`Server::end_session`].
-    pub(super) fn begin_session(&self, info: SessionInfo) -> u64 {
+    pub(super) fn begin_session(&self, info: impl FnOnce(u64) -> SessionInfo) -> u64 {
         let number = self.next_session.get();
+        let info = info(number);
+        if let Some(client) = info.client {
+            self.holders.borrow_mut().insert(client, Rc::clone(&info.known));
+        }
         self.next_session.set(number + 1);
         let first = {
             let mut sessions = self.sessions.borrow_mut();
@@ -197,6 +218,13 @@ impl Server {
         if let Some(client) = info.and_then(|info| info.client) {
             self.ends.add(client);
         }
+        self.left.notify_waiters();
+    }
+
+    /// Forgets who a client was, now that nothing is held for it any more.
+    pub(super) fn forget_holder(&self, client: ClientId) {
+        self.holders.borrow_mut().remove(&client);
+        self.left.notify_waiters();
     }
 
     /// The model of a domain in which a rank is registered.

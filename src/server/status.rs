@@ -9,7 +9,7 @@ use super::config::{ChunkScope, ChunkSize, ChunkSizePolicy};
 use super::fleet::hex;
 use super::limits::SPARE_CONNECTIONS;
 use super::ring::RingCounters;
-use super::session::{Registered, SessionInfo, client_kind, group_kind};
+use super::session::{Known, Registered, SessionInfo, client_kind, group_kind};
 use super::state::Server;
 use super::turns::next_turn;
 use super::work::work;
@@ -28,6 +28,8 @@ const STATUS_VERSION: u32 = 1;
 
 /// Steps of writing down one client, and one of its groups.
 const ROW_STEPS: u32 = 32;
+/// Steps of asking the system about a process, and about a lock.
+const SYSTEM_STEPS: u32 = 32;
 /// Bytes of a text of a peer's that the document shows: what one peer says must not make it too long for all.
 const TEXT_BYTES: usize = 512;
 
@@ -64,14 +66,21 @@ pub(super) async fn document(server: &Server, asking: u64, turn: &mut Turn) -> R
                 continue;
             };
             let core = info.client.and_then(|client| cores.remove(&client));
-            (number != asking).then(|| connected(info, core))
+            (number != asking).then(|| {
+                let mut row = connected(info, core);
+                add_known(&mut row, server, Some(&info.known), core, turn);
+                row
+            })
         };
         if let Some(value) = value {
             row(value, turn).await;
         }
     }
     for core in cores.into_values() {
-        row(orphan(core), turn).await;
+        let known = server.holders.borrow().get(&core.id).cloned();
+        let mut value = orphan(core);
+        add_known(&mut value, server, known.as_deref(), Some(core), turn);
+        row(value, turn).await;
     }
     document.push_str("]}");
     Ok(document)
@@ -120,6 +129,7 @@ fn head(server: &Server, status: &CoreStatus) -> Value {
         "connections": server.connections(),
         "store_amplification": amplification(&status.reported),
         "rings": rings(server),
+        "kicks": kicks(server),
         "limits": limits(server),
     })
 }
@@ -140,6 +150,12 @@ fn limits(server: &Server) -> Value {
 fn rings(server: &Server) -> Value {
     let (bytes, limit) = server.rings.totals();
     json!({ "bytes": bytes, "limit": limit, "broken": server.rings.broken() })
+}
+
+/// What operators did to clients.
+fn kicks(server: &Server) -> Value {
+    let kicks = server.kicks.get();
+    json!({ "let_go": kicks.let_go, "killed": kicks.killed, "kept": kicks.kept })
 }
 
 fn ring(counters: &RingCounters) -> Value {
@@ -249,7 +265,10 @@ fn chunk_bytes(group: &GroupRegistration, chunk_size: u32, alignment: u64) -> u6
 fn orphan(core: &ClientStatus) -> Value {
     let mut row = json!({
         "connected": false,
+        "number": null,
         "pid": null,
+        "age_s": null,
+        "idle_s": null,
         "name": core.info.name,
         "kind": match core.info.kind {
             ClientKind::Unspecified => "unspecified",
@@ -266,12 +285,36 @@ fn orphan(core: &ClientStatus) -> Value {
     row
 }
 
+/// What is known of the process, whether it has a connection or not.
+fn add_known(
+    row: &mut Value,
+    server: &Server,
+    known: Option<&Known>,
+    core: Option<&ClientStatus>,
+    turn: &mut Turn,
+) {
+    if let Some(known) = known {
+        row["number"] = json!(known.number);
+        row["pid"] = json!(known.pid);
+        row["age_s"] = json!(known.since.elapsed().as_secs());
+        row["idle_s"] = json!(known.heard.get().elapsed().as_secs());
+    }
+    row["process"] = json!(known.and_then(Known::process_word));
+    let locked = core
+        .filter(|core| core.attached)
+        .map(|core| server.core().is_alive(core.id));
+    row["lock_held"] = json!(locked.and_then(Result::ok));
+    turn.spend(2 * SYSTEM_STEPS);
+}
+
 fn add_core(row: &mut Value, core: Option<&ClientStatus>) {
     row["slab"] = core.map_or(Value::Null, |core| json!(core.id.slab()));
     row["attached"] = json!(core.is_some_and(|core| core.attached));
     row["payload_path"] = json!(core.map_or("none", |core| payload_path(core.payload_path)));
     row["granted"] = json!(core.map_or(0, |core| core.granted));
+    row["incomplete"] = json!(core.map_or(0, |core| core.incomplete));
     row["pins"] = json!(core.map_or(0, |core| core.pins));
+    row["oldest_pin_s"] = json!(core.and_then(|core| core.oldest_pin).map(|age| age.as_secs()));
     row["pin_words"] = json!(core.map_or(0, |core| core.pin_words));
     row["kept"] = json!(core.map_or(0, |core| core.kept));
     let conditions = core.map(|core| core.conditions).unwrap_or_default();

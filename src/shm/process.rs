@@ -6,8 +6,12 @@
 #![allow(unsafe_code)]
 
 use std::io;
+#[cfg(feature = "server")]
+use std::os::fd::BorrowedFd;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
+#[cfg(feature = "server")]
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigHandler, Signal, signal};
 
 use super::ShmError;
@@ -111,6 +115,68 @@ pub fn peer_pidfd(socket: impl AsFd, pid: u32) -> Result<Option<OwnedFd>, ShmErr
     }
 }
 
+/// Ends a process that a descriptor names, whatever it does: never another one that was given its number since. Fine for
+/// one that has ended.
+///
+/// # Errors
+/// [`ShmError::Os`] when the kernel refuses: no right to, or a process of another name space.
+#[cfg(feature = "server")]
+pub(crate) fn kill_process(pidfd: BorrowedFd<'_>) -> Result<(), ShmError> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: three integers and a null pointer go in, which stands for the usual information about a signal.
+    let sent = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            libc::SIGKILL,
+            none,
+            0,
+        )
+    };
+    if sent == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ESRCH) => Ok(()),
+        _ => Err(ShmError::os("pidfd_send_signal", "SIGKILL", error)),
+    }
+}
+
+/// Whether the process that a descriptor names has ended.
+#[cfg(feature = "server")]
+pub(crate) fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+/// What the system says of a process of some number: who it belongs to, and whether it is stopped.
+#[cfg(feature = "server")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessFacts {
+    /// Its effective uid.
+    pub(crate) uid: u32,
+    /// By a signal or a debugger.
+    pub(crate) is_stopped: bool,
+}
+
+/// The facts of a process. Its number may be another one's by now: ask [`has_ended`] afterwards. `None` where the system
+/// does not say.
+#[cfg(feature = "server")]
+pub(crate) fn process_facts(pid: u32) -> Option<ProcessFacts> {
+    facts_of(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+#[cfg(feature = "server")]
+fn facts_of(status: &str) -> Option<ProcessFacts> {
+    let field = |name| status.lines().find_map(|line: &str| line.strip_prefix(name));
+    let state = field("State:")?.trim_start().chars().next()?;
+    Some(ProcessFacts {
+        uid: field("Uid:")?.split_whitespace().nth(1)?.parse().ok()?,
+        is_stopped: matches!(state, 'T' | 't'),
+    })
+}
+
 /// From here on the calling thread gives way to every thread of usual priority. As far as the system allows.
 pub fn give_way() {
     /// Of 19.
@@ -151,8 +217,8 @@ pub fn monotonic_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(not(feature = "server"))]
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    use std::os::fd::AsFd;
 
     #[test]
     fn a_pidfd_is_readable_once_the_process_is_gone() {
@@ -168,6 +234,36 @@ mod tests {
         child.kill().unwrap();
         assert_eq!(poll(&mut fds, PollTimeout::NONE).unwrap(), 1);
         child.wait().unwrap();
+    }
+
+    #[cfg(feature = "server")]
+    #[test]
+    fn a_process_is_killed_by_its_descriptor_and_what_is_known_of_it_is_its_own() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let Some(pidfd) = pidfd_open(child.id()).unwrap() else {
+            eprintln!("SKIPPED: this kernel has no pidfd_open");
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return;
+        };
+        let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+        let uid = nix::unistd::geteuid().as_raw();
+        let facts = |is_stopped| Some(ProcessFacts { uid, is_stopped });
+        assert_eq!(process_facts(child.id()), facts(false));
+        nix::sys::signal::kill(pid, Signal::SIGSTOP).unwrap();
+        nix::sys::wait::waitpid(pid, Some(nix::sys::wait::WaitPidFlag::WUNTRACED)).unwrap();
+        assert_eq!(process_facts(child.id()), facts(true));
+        assert!(!has_ended(pidfd.as_fd()));
+        kill_process(pidfd.as_fd()).unwrap();
+        child.wait().unwrap();
+        assert!(has_ended(pidfd.as_fd()));
+        kill_process(pidfd.as_fd()).unwrap();
+        assert_eq!(process_facts(child.id()), None);
+        assert_eq!(
+            facts_of("State:\tS (sleeping)\nUid:\t0\t7\t0\t0\n").unwrap().uid,
+            7
+        );
+        assert_eq!(facts_of("State:\tS (sleeping)\n"), None);
     }
 
     #[test]

@@ -154,6 +154,15 @@ fn request_body(b: &mut Builder, request: &Request) -> (fb::RequestBody, WIPOffs
         ),
         Request::RingWrite { runs } => (Body::RingWrite, ring_write_body(b, runs)),
         Request::RingRead { pin, parts } => (Body::RingRead, ring_read_body(b, *pin, parts)),
+        Request::Kick(kick) => {
+            let args = fb::KickArgs {
+                client: kick.client,
+                pid: kick.pid,
+                grace_ms: kick.grace_ms,
+                spare: kick.spare,
+            };
+            (Body::Kick, fb::Kick::create(b, &args).as_union_value())
+        }
     }
 }
 
@@ -335,6 +344,15 @@ fn reply_body(b: &mut Builder, reply: &Reply) -> (fb::ReplyBody, WIPOffset<Union
             (
                 Body::StatusReply,
                 fb::StatusReply::create(b, &fb::StatusReplyArgs { json }).as_union_value(),
+            )
+        }
+        Reply::Kick { clients } => {
+            let row =
+                |row: &Kicked| fb::Kicked::new(row.client, row.pid, fb::KickOutcome(row.outcome.number()));
+            let clients = Some(b.create_vector_from_iter(clients.iter().map(row)));
+            (
+                Body::KickReply,
+                fb::KickReply::create(b, &fb::KickReplyArgs { clients }).as_union_value(),
             )
         }
     }

@@ -64,6 +64,10 @@ numbered! {
         Exhausted = 26,
         /// The client has broken its payload ring.
         RingBroken = 27,
+        /// No client of that number or process.
+        UnknownClient = 28,
+        /// An operator has ended this client.
+        Kicked = 29,
     }
 }
 
@@ -71,7 +75,7 @@ impl ErrorCode {
     /// Whether the server closes the connection after an error of this code.
     pub fn closes_connection(self) -> bool {
         use ErrorCode::{
-            Descriptors, FrameTooLarge, HelloExpected, Malformed, PermissionDenied, ProtocolVersion,
+            Descriptors, FrameTooLarge, HelloExpected, Kicked, Malformed, PermissionDenied, ProtocolVersion,
             RingBroken,
         };
         matches!(
@@ -83,6 +87,7 @@ impl ErrorCode {
                 | Descriptors
                 | PermissionDenied
                 | RingBroken
+                | Kicked
         )
     }
 

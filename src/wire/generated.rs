@@ -554,18 +554,120 @@ pub mod kvasir {
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
-        pub const ENUM_MIN_ERROR_CODE: u16 = 0;
+        pub const ENUM_MIN_KICK_OUTCOME: u8 = 0;
         #[deprecated(
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
-        pub const ENUM_MAX_ERROR_CODE: u16 = 27;
+        pub const ENUM_MAX_KICK_OUTCOME: u8 = 3;
         #[deprecated(
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
         #[allow(non_camel_case_types)]
-        pub const ENUM_VALUES_ERROR_CODE: [ErrorCode; 28] = [
+        pub const ENUM_VALUES_KICK_OUTCOME: [KickOutcome; 4] = [
+            KickOutcome::LetGo,
+            KickOutcome::Killed,
+            KickOutcome::Kept,
+            KickOutcome::HeldByOther,
+        ];
+
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[repr(transparent)]
+        pub struct KickOutcome(pub u8);
+        #[allow(non_upper_case_globals)]
+        impl KickOutcome {
+            /// Its connection is closed and nothing is held for it any more.
+            pub const LetGo: Self = Self(0);
+            /// It did not let go, so its process was killed. Nothing is held for it any more.
+            pub const Killed: Self = Self(1);
+            /// It still holds what it held: its process was spared or cannot be killed from here.
+            pub const Kept: Self = Self(2);
+            /// Its process has ended, and something else still holds its lock: a child of it.
+            pub const HeldByOther: Self = Self(3);
+
+            pub const ENUM_MIN: u8 = 0;
+            pub const ENUM_MAX: u8 = 3;
+            pub const ENUM_VALUES: &'static [Self] =
+                &[Self::LetGo, Self::Killed, Self::Kept, Self::HeldByOther];
+            /// Returns the variant's name or "" if unknown.
+            pub fn variant_name(self) -> Option<&'static str> {
+                match self {
+                    Self::LetGo => Some("LetGo"),
+                    Self::Killed => Some("Killed"),
+                    Self::Kept => Some("Kept"),
+                    Self::HeldByOther => Some("HeldByOther"),
+                    _ => None,
+                }
+            }
+        }
+        impl ::core::fmt::Debug for KickOutcome {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+                if let Some(name) = self.variant_name() {
+                    f.write_str(name)
+                } else {
+                    f.write_fmt(format_args!("<UNKNOWN {:?}>", self.0))
+                }
+            }
+        }
+        impl<'a> ::flatbuffers::Follow<'a> for KickOutcome {
+            type Inner = Self;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                let b = unsafe { ::flatbuffers::read_scalar_at::<u8>(buf, loc) };
+                Self(b)
+            }
+        }
+
+        impl ::flatbuffers::Push for KickOutcome {
+            type Output = KickOutcome;
+            #[inline]
+            unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+                unsafe { ::flatbuffers::emplace_scalar::<u8>(dst, self.0) };
+            }
+        }
+
+        impl ::flatbuffers::EndianScalar for KickOutcome {
+            type Scalar = u8;
+            #[inline]
+            fn to_little_endian(self) -> u8 {
+                self.0.to_le()
+            }
+            #[inline]
+            #[allow(clippy::wrong_self_convention)]
+            fn from_little_endian(v: u8) -> Self {
+                let b = u8::from_le(v);
+                Self(b)
+            }
+        }
+
+        impl<'a> ::flatbuffers::Verifiable for KickOutcome {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                u8::run_verifier(v, pos)
+            }
+        }
+
+        impl ::flatbuffers::SimpleToVerifyInSlice for KickOutcome {}
+        #[deprecated(
+            since = "2.0.0",
+            note = "Use associated constants instead. This will no longer be generated in 2021."
+        )]
+        pub const ENUM_MIN_ERROR_CODE: u16 = 0;
+        #[deprecated(
+            since = "2.0.0",
+            note = "Use associated constants instead. This will no longer be generated in 2021."
+        )]
+        pub const ENUM_MAX_ERROR_CODE: u16 = 29;
+        #[deprecated(
+            since = "2.0.0",
+            note = "Use associated constants instead. This will no longer be generated in 2021."
+        )]
+        #[allow(non_camel_case_types)]
+        pub const ENUM_VALUES_ERROR_CODE: [ErrorCode; 30] = [
             ErrorCode::Internal,
             ErrorCode::ProtocolVersion,
             ErrorCode::Malformed,
@@ -594,6 +696,8 @@ pub mod kvasir {
             ErrorCode::InvalidArgument,
             ErrorCode::Exhausted,
             ErrorCode::RingBroken,
+            ErrorCode::UnknownClient,
+            ErrorCode::Kicked,
         ];
 
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -629,9 +733,11 @@ pub mod kvasir {
             pub const InvalidArgument: Self = Self(25);
             pub const Exhausted: Self = Self(26);
             pub const RingBroken: Self = Self(27);
+            pub const UnknownClient: Self = Self(28);
+            pub const Kicked: Self = Self(29);
 
             pub const ENUM_MIN: u16 = 0;
-            pub const ENUM_MAX: u16 = 27;
+            pub const ENUM_MAX: u16 = 29;
             pub const ENUM_VALUES: &'static [Self] = &[
                 Self::Internal,
                 Self::ProtocolVersion,
@@ -661,6 +767,8 @@ pub mod kvasir {
                 Self::InvalidArgument,
                 Self::Exhausted,
                 Self::RingBroken,
+                Self::UnknownClient,
+                Self::Kicked,
             ];
             /// Returns the variant's name or "" if unknown.
             pub fn variant_name(self) -> Option<&'static str> {
@@ -693,6 +801,8 @@ pub mod kvasir {
                     Self::InvalidArgument => Some("InvalidArgument"),
                     Self::Exhausted => Some("Exhausted"),
                     Self::RingBroken => Some("RingBroken"),
+                    Self::UnknownClient => Some("UnknownClient"),
+                    Self::Kicked => Some("Kicked"),
                     _ => None,
                 }
             }
@@ -757,13 +867,13 @@ pub mod kvasir {
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
-        pub const ENUM_MAX_REQUEST_BODY: u8 = 18;
+        pub const ENUM_MAX_REQUEST_BODY: u8 = 19;
         #[deprecated(
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
         #[allow(non_camel_case_types)]
-        pub const ENUM_VALUES_REQUEST_BODY: [RequestBody; 19] = [
+        pub const ENUM_VALUES_REQUEST_BODY: [RequestBody; 20] = [
             RequestBody::NONE,
             RequestBody::Hello,
             RequestBody::Negotiate,
@@ -783,6 +893,7 @@ pub mod kvasir {
             RequestBody::Discard,
             RequestBody::RingWrite,
             RequestBody::RingRead,
+            RequestBody::Kick,
         ];
 
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -809,9 +920,10 @@ pub mod kvasir {
             pub const Discard: Self = Self(16);
             pub const RingWrite: Self = Self(17);
             pub const RingRead: Self = Self(18);
+            pub const Kick: Self = Self(19);
 
             pub const ENUM_MIN: u8 = 0;
-            pub const ENUM_MAX: u8 = 18;
+            pub const ENUM_MAX: u8 = 19;
             pub const ENUM_VALUES: &'static [Self] = &[
                 Self::NONE,
                 Self::Hello,
@@ -832,6 +944,7 @@ pub mod kvasir {
                 Self::Discard,
                 Self::RingWrite,
                 Self::RingRead,
+                Self::Kick,
             ];
             /// Returns the variant's name or "" if unknown.
             pub fn variant_name(self) -> Option<&'static str> {
@@ -855,6 +968,7 @@ pub mod kvasir {
                     Self::Discard => Some("Discard"),
                     Self::RingWrite => Some("RingWrite"),
                     Self::RingRead => Some("RingRead"),
+                    Self::Kick => Some("Kick"),
                     _ => None,
                 }
             }
@@ -921,13 +1035,13 @@ pub mod kvasir {
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
-        pub const ENUM_MAX_REPLY_BODY: u8 = 10;
+        pub const ENUM_MAX_REPLY_BODY: u8 = 11;
         #[deprecated(
             since = "2.0.0",
             note = "Use associated constants instead. This will no longer be generated in 2021."
         )]
         #[allow(non_camel_case_types)]
-        pub const ENUM_VALUES_REPLY_BODY: [ReplyBody; 11] = [
+        pub const ENUM_VALUES_REPLY_BODY: [ReplyBody; 12] = [
             ReplyBody::NONE,
             ReplyBody::Error,
             ReplyBody::Ack,
@@ -939,6 +1053,7 @@ pub mod kvasir {
             ReplyBody::GrantReply,
             ReplyBody::CommitReply,
             ReplyBody::StatusReply,
+            ReplyBody::KickReply,
         ];
 
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -957,9 +1072,10 @@ pub mod kvasir {
             pub const GrantReply: Self = Self(8);
             pub const CommitReply: Self = Self(9);
             pub const StatusReply: Self = Self(10);
+            pub const KickReply: Self = Self(11);
 
             pub const ENUM_MIN: u8 = 0;
-            pub const ENUM_MAX: u8 = 10;
+            pub const ENUM_MAX: u8 = 11;
             pub const ENUM_VALUES: &'static [Self] = &[
                 Self::NONE,
                 Self::Error,
@@ -972,6 +1088,7 @@ pub mod kvasir {
                 Self::GrantReply,
                 Self::CommitReply,
                 Self::StatusReply,
+                Self::KickReply,
             ];
             /// Returns the variant's name or "" if unknown.
             pub fn variant_name(self) -> Option<&'static str> {
@@ -987,6 +1104,7 @@ pub mod kvasir {
                     Self::GrantReply => Some("GrantReply"),
                     Self::CommitReply => Some("CommitReply"),
                     Self::StatusReply => Some("StatusReply"),
+                    Self::KickReply => Some("KickReply"),
                     _ => None,
                 }
             }
@@ -3574,6 +3692,170 @@ pub mod kvasir {
                         &x_le as *const _ as *const u8,
                         self.0[16..].as_mut_ptr(),
                         ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+        }
+
+        // struct Kicked, aligned to 8
+        #[repr(transparent)]
+        #[derive(Clone, Copy, PartialEq)]
+        pub struct Kicked(pub [u8; 16]);
+        impl Default for Kicked {
+            fn default() -> Self {
+                Self([0; 16])
+            }
+        }
+        impl ::core::fmt::Debug for Kicked {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+                f.debug_struct("Kicked")
+                    .field("client", &self.client())
+                    .field("pid", &self.pid())
+                    .field("outcome", &self.outcome())
+                    .finish()
+            }
+        }
+
+        impl ::flatbuffers::SimpleToVerifyInSlice for Kicked {}
+        impl<'a> ::flatbuffers::Follow<'a> for Kicked {
+            type Inner = &'a Kicked;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                unsafe { <&'a Kicked>::follow(buf, loc) }
+            }
+        }
+        impl<'a> ::flatbuffers::Follow<'a> for &'a Kicked {
+            type Inner = &'a Kicked;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                unsafe { ::flatbuffers::follow_cast_ref::<Kicked>(buf, loc) }
+            }
+        }
+        impl<'b> ::flatbuffers::Push for Kicked {
+            type Output = Kicked;
+            #[inline]
+            unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+                let src = unsafe {
+                    ::core::slice::from_raw_parts(
+                        self as *const Kicked as *const u8,
+                        <Self as ::flatbuffers::Push>::size(),
+                    )
+                };
+                dst.copy_from_slice(src);
+            }
+            #[inline]
+            fn alignment() -> ::flatbuffers::PushAlignment {
+                ::flatbuffers::PushAlignment::new(8)
+            }
+        }
+
+        impl<'a> ::flatbuffers::Verifiable for Kicked {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.in_buffer::<Self>(pos)
+            }
+        }
+
+        impl<'a> Kicked {
+            #[allow(clippy::too_many_arguments)]
+            pub fn new(client: u64, pid: u32, outcome: KickOutcome) -> Self {
+                let mut s = Self([0; 16]);
+                s.set_client(client);
+                s.set_pid(pid);
+                s.set_outcome(outcome);
+                s
+            }
+
+            pub fn client(&self) -> u64 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[0..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_client(&mut self, x: u64) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[0..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            pub fn pid(&self) -> u32 {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[8..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_pid(&mut self, x: u32) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[8..].as_mut_ptr(),
+                        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                }
+            }
+
+            pub fn outcome(&self) -> KickOutcome {
+                let mut mem =
+                    ::core::mem::MaybeUninit::<<KickOutcome as ::flatbuffers::EndianScalar>::Scalar>::uninit(
+                    );
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        self.0[12..].as_ptr(),
+                        mem.as_mut_ptr() as *mut u8,
+                        ::core::mem::size_of::<<KickOutcome as ::flatbuffers::EndianScalar>::Scalar>(),
+                    );
+                    mem.assume_init()
+                })
+            }
+
+            pub fn set_outcome(&mut self, x: KickOutcome) {
+                let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+                // Safety:
+                // Created from a valid Table for this object
+                // Which contains a valid value in this slot
+                unsafe {
+                    ::core::ptr::copy_nonoverlapping(
+                        &x_le as *const _ as *const u8,
+                        self.0[12..].as_mut_ptr(),
+                        ::core::mem::size_of::<<KickOutcome as ::flatbuffers::EndianScalar>::Scalar>(),
                     );
                 }
             }
@@ -8236,6 +8518,273 @@ pub mod kvasir {
                 ds.finish()
             }
         }
+        pub enum KickOffset {}
+        #[derive(Copy, Clone, PartialEq)]
+
+        /// Ends clients for an operator; only a tool may ask. Either names one client by its number, or all of one process, or
+        /// both, which then have to agree.
+        pub struct Kick<'a> {
+            pub _tab: ::flatbuffers::Table<'a>,
+        }
+
+        impl<'a> ::flatbuffers::Follow<'a> for Kick<'a> {
+            type Inner = Kick<'a>;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                Self {
+                    _tab: unsafe { ::flatbuffers::Table::new(buf, loc) },
+                }
+            }
+        }
+
+        impl<'a> Kick<'a> {
+            pub const VT_CLIENT: ::flatbuffers::VOffsetT = 4;
+            pub const VT_PID: ::flatbuffers::VOffsetT = 6;
+            pub const VT_GRACE_MS: ::flatbuffers::VOffsetT = 8;
+            pub const VT_SPARE: ::flatbuffers::VOffsetT = 10;
+
+            #[inline]
+            pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+                Kick { _tab: table }
+            }
+            #[allow(unused_mut)]
+            pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+                _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+                args: &'args KickArgs,
+            ) -> ::flatbuffers::WIPOffset<Kick<'bldr>> {
+                let mut builder = KickBuilder::new(_fbb);
+                builder.add_client(args.client);
+                builder.add_grace_ms(args.grace_ms);
+                builder.add_pid(args.pid);
+                builder.add_spare(args.spare);
+                builder.finish()
+            }
+
+            /// `number` of the status document; 0: not given.
+            #[inline]
+            pub fn client(&self) -> u64 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<u64>(Kick::VT_CLIENT, Some(0)).unwrap() }
+            }
+            /// Within the server's name space of processes; 0: not given.
+            #[inline]
+            pub fn pid(&self) -> u32 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<u32>(Kick::VT_PID, Some(0)).unwrap() }
+            }
+            /// How long each may take to let go by itself, at most a minute.
+            #[inline]
+            pub fn grace_ms(&self) -> u32 {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<u32>(Kick::VT_GRACE_MS, Some(0)).unwrap() }
+            }
+            /// The process of one that does not is left alone, and keeps what it holds.
+            #[inline]
+            pub fn spare(&self) -> bool {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe { self._tab.get::<bool>(Kick::VT_SPARE, Some(false)).unwrap() }
+            }
+        }
+
+        impl ::flatbuffers::Verifiable for Kick<'_> {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.visit_table(pos)?
+                    .visit_field::<u64>("client", Self::VT_CLIENT, false)?
+                    .visit_field::<u32>("pid", Self::VT_PID, false)?
+                    .visit_field::<u32>("grace_ms", Self::VT_GRACE_MS, false)?
+                    .visit_field::<bool>("spare", Self::VT_SPARE, false)?
+                    .finish();
+                Ok(())
+            }
+        }
+        pub struct KickArgs {
+            pub client: u64,
+            pub pid: u32,
+            pub grace_ms: u32,
+            pub spare: bool,
+        }
+        impl<'a> Default for KickArgs {
+            #[inline]
+            fn default() -> Self {
+                KickArgs {
+                    client: 0,
+                    pid: 0,
+                    grace_ms: 0,
+                    spare: false,
+                }
+            }
+        }
+
+        pub struct KickBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+            fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+            start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+        }
+        impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> KickBuilder<'a, 'b, A> {
+            #[inline]
+            pub fn add_client(&mut self, client: u64) {
+                self.fbb_.push_slot::<u64>(Kick::VT_CLIENT, client, 0);
+            }
+            #[inline]
+            pub fn add_pid(&mut self, pid: u32) {
+                self.fbb_.push_slot::<u32>(Kick::VT_PID, pid, 0);
+            }
+            #[inline]
+            pub fn add_grace_ms(&mut self, grace_ms: u32) {
+                self.fbb_.push_slot::<u32>(Kick::VT_GRACE_MS, grace_ms, 0);
+            }
+            #[inline]
+            pub fn add_spare(&mut self, spare: bool) {
+                self.fbb_.push_slot::<bool>(Kick::VT_SPARE, spare, false);
+            }
+            #[inline]
+            pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> KickBuilder<'a, 'b, A> {
+                let start = _fbb.start_table();
+                KickBuilder {
+                    fbb_: _fbb,
+                    start_: start,
+                }
+            }
+            #[inline]
+            pub fn finish(self) -> ::flatbuffers::WIPOffset<Kick<'a>> {
+                let o = self.fbb_.end_table(self.start_);
+                ::flatbuffers::WIPOffset::new(o.value())
+            }
+        }
+
+        impl ::core::fmt::Debug for Kick<'_> {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                let mut ds = f.debug_struct("Kick");
+                ds.field("client", &self.client());
+                ds.field("pid", &self.pid());
+                ds.field("grace_ms", &self.grace_ms());
+                ds.field("spare", &self.spare());
+                ds.finish()
+            }
+        }
+        pub enum KickReplyOffset {}
+        #[derive(Copy, Clone, PartialEq)]
+
+        pub struct KickReply<'a> {
+            pub _tab: ::flatbuffers::Table<'a>,
+        }
+
+        impl<'a> ::flatbuffers::Follow<'a> for KickReply<'a> {
+            type Inner = KickReply<'a>;
+            #[inline]
+            unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+                Self {
+                    _tab: unsafe { ::flatbuffers::Table::new(buf, loc) },
+                }
+            }
+        }
+
+        impl<'a> KickReply<'a> {
+            pub const VT_CLIENTS: ::flatbuffers::VOffsetT = 4;
+
+            #[inline]
+            pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+                KickReply { _tab: table }
+            }
+            #[allow(unused_mut)]
+            pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+                _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+                args: &'args KickReplyArgs<'args>,
+            ) -> ::flatbuffers::WIPOffset<KickReply<'bldr>> {
+                let mut builder = KickReplyBuilder::new(_fbb);
+                if let Some(x) = args.clients {
+                    builder.add_clients(x);
+                }
+                builder.finish()
+            }
+
+            #[inline]
+            pub fn clients(&self) -> Option<::flatbuffers::Vector<'a, Kicked>> {
+                // Safety:
+                // Created from valid Table for this object
+                // which contains a valid value in this slot
+                unsafe {
+                    self._tab
+                        .get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, Kicked>>>(
+                            KickReply::VT_CLIENTS,
+                            None,
+                        )
+                }
+            }
+        }
+
+        impl ::flatbuffers::Verifiable for KickReply<'_> {
+            #[inline]
+            fn run_verifier(
+                v: &mut ::flatbuffers::Verifier,
+                pos: usize,
+            ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+                v.visit_table(pos)?
+                    .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, Kicked>>>(
+                        "clients",
+                        Self::VT_CLIENTS,
+                        false,
+                    )?
+                    .finish();
+                Ok(())
+            }
+        }
+        pub struct KickReplyArgs<'a> {
+            pub clients: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, Kicked>>>,
+        }
+        impl<'a> Default for KickReplyArgs<'a> {
+            #[inline]
+            fn default() -> Self {
+                KickReplyArgs { clients: None }
+            }
+        }
+
+        pub struct KickReplyBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+            fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+            start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+        }
+        impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> KickReplyBuilder<'a, 'b, A> {
+            #[inline]
+            pub fn add_clients(
+                &mut self,
+                clients: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b, Kicked>>,
+            ) {
+                self.fbb_
+                    .push_slot_always::<::flatbuffers::WIPOffset<_>>(KickReply::VT_CLIENTS, clients);
+            }
+            #[inline]
+            pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> KickReplyBuilder<'a, 'b, A> {
+                let start = _fbb.start_table();
+                KickReplyBuilder {
+                    fbb_: _fbb,
+                    start_: start,
+                }
+            }
+            #[inline]
+            pub fn finish(self) -> ::flatbuffers::WIPOffset<KickReply<'a>> {
+                let o = self.fbb_.end_table(self.start_);
+                ::flatbuffers::WIPOffset::new(o.value())
+            }
+        }
+
+        impl ::core::fmt::Debug for KickReply<'_> {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                let mut ds = f.debug_struct("KickReply");
+                ds.field("clients", &self.clients());
+                ds.finish()
+            }
+        }
         pub enum AckOffset {}
         #[derive(Copy, Clone, PartialEq)]
 
@@ -8811,6 +9360,21 @@ pub mod kvasir {
                     None
                 }
             }
+
+            #[inline]
+            #[allow(non_snake_case)]
+            pub fn body_as_kick(&self) -> Option<Kick<'a>> {
+                if self.body_type() == RequestBody::Kick {
+                    self.body().map(|t| {
+                        // Safety:
+                        // Created from a valid Table for this object
+                        // Which contains a valid union in this slot
+                        unsafe { Kick::init_from_table(t) }
+                    })
+                } else {
+                    None
+                }
+            }
         }
 
         impl ::flatbuffers::Verifiable for Request<'_> {
@@ -8916,6 +9480,11 @@ pub mod kvasir {
                             RequestBody::RingRead => v
                                 .verify_union_variant::<::flatbuffers::ForwardsUOffset<RingRead>>(
                                     "RequestBody::RingRead",
+                                    pos,
+                                ),
+                            RequestBody::Kick => v
+                                .verify_union_variant::<::flatbuffers::ForwardsUOffset<Kick>>(
+                                    "RequestBody::Kick",
                                     pos,
                                 ),
                             _ => Ok(()),
@@ -9161,6 +9730,16 @@ pub mod kvasir {
                             )
                         }
                     }
+                    RequestBody::Kick => {
+                        if let Some(x) = self.body_as_kick() {
+                            ds.field("body", &x)
+                        } else {
+                            ds.field(
+                                "body",
+                                &"InvalidFlatbuffer: Union discriminant does not match value.",
+                            )
+                        }
+                    }
                     _ => {
                         let x: Option<()> = None;
                         ds.field("body", &x)
@@ -9387,6 +9966,21 @@ pub mod kvasir {
                     None
                 }
             }
+
+            #[inline]
+            #[allow(non_snake_case)]
+            pub fn body_as_kick_reply(&self) -> Option<KickReply<'a>> {
+                if self.body_type() == ReplyBody::KickReply {
+                    self.body().map(|t| {
+                        // Safety:
+                        // Created from a valid Table for this object
+                        // Which contains a valid union in this slot
+                        unsafe { KickReply::init_from_table(t) }
+                    })
+                } else {
+                    None
+                }
+            }
         }
 
         impl ::flatbuffers::Verifiable for Reply<'_> {
@@ -9451,6 +10045,11 @@ pub mod kvasir {
                             ReplyBody::StatusReply => v
                                 .verify_union_variant::<::flatbuffers::ForwardsUOffset<StatusReply>>(
                                     "ReplyBody::StatusReply",
+                                    pos,
+                                ),
+                            ReplyBody::KickReply => v
+                                .verify_union_variant::<::flatbuffers::ForwardsUOffset<KickReply>>(
+                                    "ReplyBody::KickReply",
                                     pos,
                                 ),
                             _ => Ok(()),
@@ -9608,6 +10207,16 @@ pub mod kvasir {
                     }
                     ReplyBody::StatusReply => {
                         if let Some(x) = self.body_as_status_reply() {
+                            ds.field("body", &x)
+                        } else {
+                            ds.field(
+                                "body",
+                                &"InvalidFlatbuffer: Union discriminant does not match value.",
+                            )
+                        }
+                    }
+                    ReplyBody::KickReply => {
+                        if let Some(x) = self.body_as_kick_reply() {
                             ds.field("body", &x)
                         } else {
                             ds.field(

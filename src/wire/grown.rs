@@ -24,7 +24,7 @@ fn offset_slots(body_type: u8) -> &'static [usize] {
         ReplyBody::NegotiateReply => &[1],
         ReplyBody::LookupReply => &[2, 3, 4],
         ReplyBody::RetrieveReply => &[1, 2],
-        ReplyBody::GrantReply | ReplyBody::StatusReply => &[0],
+        ReplyBody::GrantReply | ReplyBody::StatusReply | ReplyBody::KickReply => &[0],
         ReplyBody::CommitReply => &[0, 1],
         _ => &[],
     }

@@ -69,6 +69,8 @@ pub enum Request {
         /// Which bytes.
         parts: Vec<RingPart>,
     },
+    /// Ends clients for an operator.
+    Kick(Kick),
 }
 
 /// What the server answers.
@@ -100,6 +102,49 @@ pub enum Reply {
         /// The document of docs/operations.md.
         json: String,
     },
+    /// To [`Request::Kick`].
+    Kick {
+        /// What became of each client.
+        clients: Vec<Kicked>,
+    },
+}
+
+/// Which clients an operator ends, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kick {
+    /// Its number in the status; 0: not given.
+    pub client: u64,
+    /// All clients of this process; 0: not given.
+    pub pid: u32,
+    /// How long each may take to let go by itself.
+    pub grace_ms: u32,
+    /// The process of one that does not let go is left alone.
+    pub spare: bool,
+}
+
+numbered! {
+    /// What became of a client that an operator ended.
+    KickOutcome: u8 {
+        /// Nothing is held for it any more.
+        LetGo = 0,
+        /// Its process was killed, and nothing is held for it any more.
+        Killed = 1,
+        /// It holds what it held.
+        Kept = 2,
+        /// Its process has ended, and something else holds its lock.
+        HeldByOther = 3,
+    }
+}
+
+/// A client that an operator ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kicked {
+    /// Its number.
+    pub client: u64,
+    /// Its process.
+    pub pid: u32,
+    /// What became of it.
+    pub outcome: KickOutcome,
 }
 
 numbered! {

@@ -43,8 +43,8 @@ pub use error::{BadFrame, DecodeError, ErrorCode, WireError};
 pub use frame::{FirstBytes, FrameError, FrameReader, PREFIX_BYTES};
 pub use grown::grow;
 pub use message::{
-    Hello, HelloReply, NamedRegion, Negotiate, NegotiateReply, Region, RegionKind, RegisterKvCache,
-    RegisterReply, Reply, Request,
+    Hello, HelloReply, Kick, KickOutcome, Kicked, NamedRegion, Negotiate, NegotiateReply, Region, RegionKind,
+    RegisterKvCache, RegisterReply, Reply, Request,
 };
 
 pub use crate::keys::Domain;

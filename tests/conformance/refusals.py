@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -443,11 +444,35 @@ def beyond_limits(client: Client, prompt: Prompt) -> None:
     print(f"{len(tried)} limits hold")
 
 
+def kicking(path: str) -> None:
+    """Clients are ended by tools alone, and one that is ended is told why before its connection is closed."""
+    wire, tool = Wire(path), peer(path)
+    wire.call("Hello", protocol_version=version("PROTOCOL_VERSION"), kind="Worker")
+    with refused("InvalidArgument", 2):
+        wire.call("Kick", client=1)
+    with refused("InvalidArgument", 0):
+        tool.call("Kick", spare=True)
+    with refused("LimitExceeded", 60001, 60000):
+        tool.call("Kick", client=1, grace_ms=60001, spare=True)
+    with refused("UnknownClient", 1 << 60, 0):
+        tool.call("Kick", client=1 << 60, spare=True)
+    rows = json.loads(tool.call("Status")["json"])["clients"]
+    number = max(row["number"] for row in rows)
+    kicked = tool.call("Kick", client=number, grace_ms=60000, spare=True)["clients"]
+    assert [(row["client"], row["outcome"]) for row in kicked] == [(number, "LetGo")], kicked
+    with refused("Kicked", id=0):
+        answer(wire)
+    assert_closed(wire)
+    with refused("UnknownClient", number, 0):
+        tool.call("Kick", client=number, spare=True)
+
+
 def run(path: str) -> None:
     prompt = Prompt(cache.cases()[0])
     without_a_request(path)
     opening(path)
     unknown_message(path)
+    kicking(path)
     before_agreement(path)
     client = Client(path, "Worker", b"refusals".ljust(16, b"\0"))
     cache.negotiate(client, prompt)

@@ -3,6 +3,7 @@
 //! A pin takes memory for the objects that it names, whatever they hang under.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
 
 use super::chunked::Stack;
 use super::kept::Kept;
@@ -18,6 +19,7 @@ const RECENT: usize = 8;
 #[derive(Debug)]
 struct Pin {
     label: u64,
+    since: Instant,
     records: Stack<u32>,
     /// What it holds of the chains, one for each chain in turn.
     spots: Stack<Spot>,
@@ -70,6 +72,7 @@ impl PinTable {
         of_client.labels.insert((label, pin));
         let entry = Pin {
             label,
+            since: Instant::now(),
             records: Stack::default(),
             spots: Stack::default(),
             companions: Stack::default(),
@@ -226,6 +229,12 @@ impl PinTable {
             }
         }
         false
+    }
+
+    /// How long a client has held its oldest pin. Numbers of pins grow.
+    pub(crate) fn oldest(&self, client: ClientId) -> Option<Duration> {
+        let (_, oldest) = self.clients.get(&client)?.pins.first_key_value()?;
+        Some(oldest.since.elapsed())
     }
 
     /// Pins that a client holds.

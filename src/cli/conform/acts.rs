@@ -36,7 +36,7 @@ pub(super) fn step_of(request: &Request) -> Step {
         Request::Release { .. } | Request::ReleaseLabel { .. } => Step::Release,
         Request::Grant(_) | Request::Abort { .. } => Step::Grant,
         Request::Commit(_) | Request::RingWrite { .. } => Step::Commit,
-        Request::Clear | Request::Status => Step::Close,
+        Request::Clear | Request::Status | Request::Kick(_) => Step::Close,
     }
 }
 
@@ -59,6 +59,7 @@ pub(super) fn kind_of(request: &Request) -> &'static str {
         Request::Clear => "Clear",
         Request::Discard { .. } => "Discard",
         Request::Status => "Status",
+        Request::Kick(_) => "Kick",
         Request::RingWrite { .. } => "RingWrite",
         Request::RingRead { .. } => "RingRead",
     }

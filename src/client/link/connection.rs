@@ -18,6 +18,7 @@ use crate::client::ClientError;
 use crate::shm::atfork::{ForkClosedFd, forks_so_far};
 use crate::shm::fdpass::{recv_with_fds, send_with_fds};
 use crate::shm::socket_path;
+use crate::sync::shared::{AtomicBool, Ordering};
 use crate::wire::{
     Encoder, ErrorCode, FirstBytes, FrameReader, MAX_FDS_PER_FRAME, Reply, Request, WireError, decode_reply,
 };
@@ -57,9 +58,16 @@ pub(crate) struct Stream {
     fd: ForkClosedFd,
     /// The process at the other end, as this process's name space numbers it: 0 where it has no number there.
     server: u32,
+    /// Whether the server said that an operator ended it.
+    kicked: AtomicBool,
 }
 
 impl Stream {
+    /// Whether the server said that an operator ended it.
+    pub(crate) fn was_kicked(&self) -> bool {
+        self.kicked.load(Ordering::Relaxed)
+    }
+
     /// What tells the process at the other end from the next one there: its number, as far as it has one.
     pub(crate) fn server(&self) -> u32 {
         self.server
@@ -124,6 +132,7 @@ impl Connection {
         let mut stream = Stream {
             fd: ForkClosedFd::new(fd).map_err(|e| broken(&what, e))?,
             server: 0,
+            kicked: AtomicBool::new(false),
         };
         // A child forked in between has a copy that nothing would close.
         if forks.is_none() || forks != forks_so_far().map_err(|e| broken(&what, e))? {
@@ -205,7 +214,7 @@ impl Connection {
     }
 
     /// The error that a server has sent to nobody's request before it closed the connection.
-    fn last_words(&mut self) -> Option<WireError> {
+    pub(crate) fn last_words(&mut self) -> Option<WireError> {
         match self.receive(Instant::now()) {
             Ok((NO_REQUEST, Reply::Error(error))) => Some(error),
             _ => None,
@@ -272,6 +281,9 @@ impl Connection {
             if let Some(frame) = frame.map_err(|error| not_valid(first, path, "frame", error))? {
                 let decoded = decode_reply(frame).map_err(|error| not_valid(first, path, "reply", error))?;
                 self.first = None;
+                if matches!(&decoded.1, Reply::Error(error) if error.code == ErrorCode::Kicked) {
+                    self.stream.kicked.store(true, Ordering::Relaxed);
+                }
                 return Ok(decoded);
             }
             let space = self.reader.space();

@@ -45,6 +45,8 @@ struct State {
     last_attempt: Option<ClientError>,
     connections: u64,
     closed: bool,
+    /// Connections that an operator ended.
+    kicked: u64,
 }
 
 /// What becomes of reading from memory when a link goes down.
@@ -104,6 +106,7 @@ impl Core {
                 last_attempt: None,
                 connections: 0,
                 closed: false,
+                kicked: 0,
             }),
             changed: Condvar::new(),
             wake: Wake::default(),
@@ -150,6 +153,15 @@ impl Core {
 
     pub(crate) fn state_text(&self) -> String {
         let state = self.state();
+        let kicks = match state.kicked {
+            0 => String::new(),
+            1 => "; an operator ended a connection of it (kvasir clients --kick)".to_owned(),
+            kicks => format!("; an operator ended {kicks} connections of it (kvasir clients --kick)"),
+        };
+        self.state_alone(&state) + &kicks
+    }
+
+    fn state_alone(&self, state: &State) -> String {
         match (&state.link, state.closed) {
             _ if self.is_forked_copy() => "made before a fork: of no use in this process".into(),
             (_, true) => "closed".into(),
@@ -297,8 +309,22 @@ impl Core {
         let current = state.session.as_ref().map(|session| session.generation);
         if current == Some(session.generation) {
             session.end();
+            state.kicked += u64::from(session.stream.was_kicked());
             self.take_down(&mut state, reason, Reads::GoOn);
         }
+    }
+
+    /// The server has closed the connection while no call was made over it. What it said last is why.
+    pub(crate) fn hung_up(&self, session: &Session) {
+        let words = match &mut self.state().link {
+            Link::Idle(connection) => connection.last_words(),
+            Link::Busy | Link::Down => None,
+        };
+        let reason = words.map_or_else(
+            || "the server closed the connection".to_owned(),
+            |error| format!("the server closed the connection: {error}"),
+        );
+        self.degrade(session, &reason);
     }
 
     /// The same for a server that has not answered in time: its connection is of no more use, but what was asked over it may still

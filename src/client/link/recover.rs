@@ -137,7 +137,7 @@ fn watch(core: &Arc<Core>, session: &Arc<Session>) {
         return; // a copy in a forked child, which has no such thread
     };
     if core.wake.sleep(&[stream], core.config.heartbeat) {
-        core.degrade(session, "the server closed the connection");
+        core.hung_up(session);
     } else if !session.is_current() {
         core.degrade(session, "the server restarted");
     } else if begin.elapsed() >= core.config.heartbeat && session.was_idle() {

@@ -55,6 +55,18 @@ pub(super) fn body(root: &fb::Reply<'_>) -> Decoded<Reply> {
             let json = text("json", body.json(), MAX_FRAME_BYTES)?;
             Ok(Reply::Status { json })
         }
+        Body::KickReply => {
+            let mut clients = Vec::new();
+            let rows = require("body", root.body_as_kick_reply())?.clients();
+            for row in limited("clients", rows, MAX_ITEMS)?.into_iter().flatten() {
+                clients.push(Kicked {
+                    client: row.client(),
+                    pid: row.pid(),
+                    outcome: known("clients.outcome", KickOutcome::from_number, row.outcome().0)?,
+                });
+            }
+            Ok(Reply::Kick { clients })
+        }
         Body::NONE => Err(DecodeError::Missing { field: "body" }),
         other => Err(DecodeError::UnknownMessage {
             message_type: other.0,

@@ -88,6 +88,15 @@ pub(super) fn body(root: &fb::Request<'_>) -> Decoded<Request> {
                 parts: parts.map_or_else(Vec::new, |v| v.iter().map(part).collect()),
             })
         }
+        Body::Kick => {
+            let body = require("body", root.body_as_kick())?;
+            Ok(Request::Kick(Kick {
+                client: body.client(),
+                pid: body.pid(),
+                grace_ms: body.grace_ms(),
+                spare: body.spare(),
+            }))
+        }
         Body::NONE => Err(DecodeError::Missing { field: "body" }),
         other => Err(DecodeError::UnknownMessage {
             message_type: other.0,
