@@ -135,7 +135,7 @@ fn too_few_open_files_are_raised_or_warned_about() {
     low.wait_log("ready");
     let log = low.log();
     let warning = line(&log, "too few open files");
-    for part in ["WARN", "limit=80", "needed=704", "max_clients=256", "ulimit -n"] {
+    for part in ["WARN", "limit=80", "needed=960", "max_clients=256", "ulimit -n"] {
         assert!(warning.contains(part), "{part}: {warning}");
     }
     // The hard limit is enough here.
