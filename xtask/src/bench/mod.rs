@@ -191,11 +191,16 @@ fn without(mut command: Command, names: impl Iterator<Item = OsString>) -> Comma
     command
 }
 
-fn bench(options: &Options, suite: &str) -> Result<()> {
+/// What runs a suite, with the profile that it was built with.
+fn suite_command(options: &Options, suite: &str) -> Command {
     let mut command = undisturbed(cargo());
+    command.arg("bench").args(options.profile());
+    command.args(["--bench", suite, "--"]).args(&options.criterion);
     command
-        .args(["bench", "--bench", suite, "--"])
-        .args(&options.criterion);
+}
+
+fn bench(options: &Options, suite: &str) -> Result<()> {
+    let mut command = suite_command(options, suite);
     if options.quick {
         command.env("BENCH_QUICK", "1");
         command.args(["--quick", "--noplot"]);
@@ -323,6 +328,29 @@ mod tests {
         let removed: Vec<_> = command.get_envs().collect();
         let expected = ["BENCH_RUNS", "KVASIR_COPY_PATH"].map(|name| (name.as_ref(), None));
         assert_eq!(removed, expected);
+    }
+
+    #[test]
+    fn a_suite_runs_with_the_profile_that_it_was_built_with() {
+        let arguments = |text: &str| -> Vec<String> {
+            let command = suite_command(&options(text), "copy");
+            let words = command.get_args().map(|word| word.to_string_lossy().into_owned());
+            words.collect()
+        };
+        assert_eq!(arguments(""), ["bench", "--bench", "copy", "--"]);
+        assert_eq!(
+            arguments("--profile dev -- --sample-size 10"),
+            [
+                "bench",
+                "--profile",
+                "dev",
+                "--bench",
+                "copy",
+                "--",
+                "--sample-size",
+                "10"
+            ]
+        );
     }
 
     #[test]
