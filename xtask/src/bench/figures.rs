@@ -188,7 +188,7 @@ pub(super) const QUESTIONS: [Question; 14] = [
     ),
     more(
         "requests_of_4",
-        "lookups of 16 chunks per second, with release, of four clients",
+        "lookups per second (16 chunks, released), four clients",
         "1/s",
         250.0,
     ),
