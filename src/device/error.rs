@@ -85,6 +85,38 @@ pub enum DeviceError {
         /// Bytes of the allocation.
         allocation: u64,
     },
+    /// A segment of an engine's memory is refused.
+    #[error("segment {segment} (`{name}`), {bytes} bytes at {address:#x} on {device}, is refused: {reason}")]
+    Segment {
+        /// Its place among those that were named, from 0.
+        segment: usize,
+        /// What the engine calls it.
+        name: String,
+        /// The device that the engine named.
+        device: DeviceUuid,
+        /// Its first byte.
+        address: u64,
+        /// Its bytes.
+        bytes: u64,
+        /// Why.
+        reason: Box<DeviceError>,
+    },
+    /// No segment was named.
+    #[error("no segment of device memory was named; name at least one")]
+    NoSegments,
+    /// A segment without bytes.
+    #[error("it has no bytes")]
+    NoBytes,
+    /// Two segments have bytes in common.
+    #[error("it shares {bytes} bytes with segment {other} (`{name}`); name every byte once")]
+    SharedBytes {
+        /// How many.
+        bytes: u64,
+        /// The other segment's place.
+        other: usize,
+        /// The other segment's name.
+        name: String,
+    },
     /// Memory of one kind where the other is needed.
     #[error("memory at {address:#x} cannot be exported as {way}: {reason}")]
     NotExportable {
@@ -155,7 +187,11 @@ const FATAL: [u32; 12] = [46, 214, 220, 226, 700, 709, 714, 715, 716, 718, 719, 
 impl DeviceError {
     /// Whether the device or its context is lost: every later call will fail too.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Driver { code, .. } if FATAL.contains(code))
+        match self {
+            Self::Driver { code, .. } => FATAL.contains(code),
+            Self::Segment { reason, .. } => reason.is_lost(),
+            _ => false,
+        }
     }
 }
 

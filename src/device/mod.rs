@@ -2,7 +2,7 @@
 //!
 //! The driver is loaded when [`Driver::load`] is called for the first time, and a context is made by
 //! [`Context::retain`]. Before that nothing is pinned, mapped or allocated. The same program runs where there is no
-//! driver. No engine uses this module yet: an engine whose KV caches are in device memory is refused at start.
+//! driver. What uses it is the client library, with [`EngineMemory`] (docs/gpu.md).
 //!
 //! A copy plan names memory as [`PlanMemory`]: host memory, registered or not, and device memory, own or of another
 //! process. [`DeviceCopyEngine`] checks a plan, submits it to a stream, and keeps the memory until the copy has ended.
@@ -13,6 +13,7 @@
 //! context, memory          where work is submitted; what a plan may name
 //! stream                   streams, events and flags, also of other processes
 //! allocated                device memory of this process
+//! engine_memory            what an engine registers of its own
 //! pinned                   host memory that devices reach
 //! ipc, vmm                 memory of another process, by handles or by descriptors
 //! descriptors, engine      plans as calls, and what becomes of them
@@ -29,6 +30,7 @@ mod descriptors;
 mod devices;
 mod driver;
 mod engine;
+mod engine_memory;
 mod error;
 mod ipc;
 mod memory;
@@ -44,6 +46,7 @@ pub use descriptors::{Crossovers, PLAIN_FROM_BYTES};
 pub use devices::{Device, find, visible};
 pub use driver::Driver;
 pub use engine::{CopyCounts, Copying, DeviceCopyEngine, SourceOrder};
+pub use engine_memory::{EngineMemory, EngineSegment};
 pub use error::DeviceError;
 pub use ipc::{IpcImports, IpcMemory};
 pub use memory::{Kept, PlanMemory};

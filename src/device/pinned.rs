@@ -7,6 +7,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUresult};
 use nix::sys::resource::{Resource, getrlimit};
@@ -21,6 +22,9 @@ use super::memory::{Kept, PlanMemory};
 
 /// Most bytes of one registration: drivers refuse far larger ones.
 pub const PINNED_PIECE_BYTES: u64 = 64 << 30;
+
+/// How often a thread asks whether it may begin.
+const READY_POLL: Duration = Duration::from_millis(5);
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: for every context of the process.
 const PORTABLE: u32 = 1;
@@ -66,10 +70,31 @@ impl PinnedMemory {
         host: HostMemory,
         piece_bytes: u64,
     ) -> Result<Registering, DeviceError> {
+        Self::register_when(context, host, piece_bytes, || true, |_| ())
+    }
+
+    /// The same once `ready` says so, which the thread asks now and then. `ended` is told by the thread what came of it.
+    ///
+    /// # Errors
+    /// As [`Self::register_in_background`].
+    pub fn register_when(
+        context: &Context,
+        host: HostMemory,
+        piece_bytes: u64,
+        ready: impl Fn() -> bool + Send + 'static,
+        ended: impl FnOnce(Result<(), &DeviceError>) + Send + 'static,
+    ) -> Result<Registering, DeviceError> {
         let (done, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let thread = {
             let (context, done, stop) = (context.clone(), Arc::clone(&done), Arc::clone(&stop));
-            let work = move || Self::register_watched(&context, host, piece_bytes, &done, &stop);
+            let work = move || {
+                while !ready() && !stop.load(Ordering::Relaxed) {
+                    thread::sleep(READY_POLL);
+                }
+                let result = Self::register_watched(&context, host, piece_bytes, &done, &stop);
+                ended(result.as_ref().map(|_| ()));
+                result
+            };
             thread::Builder::new().name("kvasir-pin".into()).spawn(work)
         };
         let thread = thread.map_err(|error| DeviceError::NoThread {

@@ -146,6 +146,26 @@ pub fn ends_well(mut child: Child) {
     assert!(child.wait().unwrap().success());
 }
 
+/// A stream as an engine makes it, of the context on a device of the stand-in. It is never destroyed.
+pub fn raw_stream(context: &Context) -> u64 {
+    let devices = visible(Driver::load().unwrap()).unwrap();
+    let uuid = context.device().uuid;
+    let ordinal = devices.iter().position(|device| device.uuid == uuid).unwrap() as i32;
+    let (mut current, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: pointers are to live values; what is retained and pushed is taken back.
+    unsafe {
+        good(sys::cuDevicePrimaryCtxRetain(&mut current, ordinal));
+        good(sys::cuCtxPushCurrent_v2(current));
+        good(sys::cuStreamCreate(
+            &mut stream,
+            sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32,
+        ));
+        good(sys::cuCtxPopCurrent_v2(&mut current));
+        good(sys::cuDevicePrimaryCtxRelease_v2(ordinal));
+    }
+    stream.expose_provenance() as u64
+}
+
 /// What the stand-in counts; the numbers are those of `softcuda_count`.
 pub fn count(what: u32) -> u64 {
     // SAFETY: the stand-in exports a function of this type under this name.
