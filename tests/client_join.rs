@@ -2,12 +2,10 @@
 
 mod client_support;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use client_support::*;
 use kvasir::client::{ClientError, Joined, LoadRequest, Rank, StoreRequest};
-use kvasir::copy::HostMemory;
 use kvasir::object::ObjectId;
 
 /// What an engine's shape is to a call of `join`.
@@ -20,9 +18,7 @@ fn rank(engine: &Engine) -> Rank {
         rank: shape.rank as u16,
         world_size: shape.world as u16,
         preferred_chunk: 0,
-        memory: memory
-            .map(|mapping| HostMemory::mapped(Arc::clone(mapping)))
-            .collect(),
+        memory: memory.map(EngineRegion::host).collect(),
         groups: groups.map(|group| (group.kind, group.pages.clone())).collect(),
         blocks: shape.blocks,
     }

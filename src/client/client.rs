@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "cuda")]
+use super::DeviceStats;
 use super::config::check_wait;
 use super::link::core::Core;
 use super::link::exchange::ahead;
@@ -155,12 +157,7 @@ impl Client {
     /// As [`Client::negotiate`]; [`ClientError::SeedMismatch`] when the two sides would never agree on a key.
     pub fn register(&self, mut request: RegisterKvCache) -> Result<ChunkKey, ClientError> {
         let deadline = self.core.deadline();
-        if matches!(self.core.config.maps, Maps::Pool | Maps::Ring) {
-            request.copy_path = self.core.engine().to_string();
-        }
-        if self.core.config.maps == Maps::Ring {
-            request.payload_path = PayloadPath::ShmRing;
-        }
+        self.name_path(&mut request)?;
         loop {
             match self.core.set_up(&Request::RegisterKvCache(request.clone())) {
                 Ok((reply, session)) => {
@@ -192,6 +189,34 @@ impl Client {
         }
     }
 
+    /// Says which way this client's payload takes.
+    fn name_path(&self, request: &mut RegisterKvCache) -> Result<(), ClientError> {
+        let maps = self.core.config.maps;
+        if matches!(maps, Maps::Pool | Maps::Ring) {
+            request.copy_path = self.core.engine().to_string();
+        }
+        let on_device = self.core.memory().is_ok_and(|memory| memory.is_on_device());
+        match (on_device, maps) {
+            (false, Maps::Ring) => request.payload_path = PayloadPath::ShmRing,
+            (false, _) => {}
+            (true, Maps::Pool) => {
+                request.payload_path = PayloadPath::Pinned;
+                let sums = if self.core.config.checksums {
+                    "on the host"
+                } else {
+                    "off"
+                };
+                request.copy_path = format!("device, checksums {sums} ({})", request.copy_path);
+            }
+            (true, _) => {
+                return Err(ClientError::invalid(format!(
+                    "memory of a device needs a client that maps the pool, this one maps {maps:?}; configure Maps::Pool"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for a recovery attempt that asks for what was just remembered; forgets it if a server refuses it for good.
     fn recover_now(&self, deadline: Instant, forget: impl FnOnce(&mut Wanted)) -> Result<(), ClientError> {
         self.core.check_process()?;
@@ -204,9 +229,29 @@ impl Client {
         answer
     }
 
-    /// Names the engine's KV memory, for stores and loads.
+    /// Names the engine's KV memory, for stores and loads. Memory of a device is named before [`Client::register`], which
+    /// tells the server of it; the pool is registered with the driver from then on, in the background.
     pub fn set_memory(&self, memory: KvMemory) {
         self.core.set_memory(memory);
+        #[cfg(feature = "cuda")]
+        self.core.use_device();
+    }
+
+    /// Takes the memory away that was named last, and waits until no copy touches it, at most so long. False: one may do so
+    /// still, so the memory must not be freed; it stays named, for another try. An engine that frees its memory calls this
+    /// first, and names other memory after that.
+    ///
+    /// # Errors
+    /// [`ClientError::InvalidArgument`] for a wait of more than [`super::MAX_WAIT`].
+    pub fn release_memory(&self, wait: Duration) -> Result<bool, ClientError> {
+        check_wait("wait", wait)?;
+        Ok(self.core.release_memory(wait))
+    }
+
+    /// What was copied from and to device memory, and how; nothing where the memory is the host's.
+    #[cfg(feature = "cuda")]
+    pub fn device_stats(&self) -> Option<DeviceStats> {
+        self.core.device_stats()
     }
 
     /// Asks for the longest prefix that every object group can serve. Tails are computed only as far as the answer needs

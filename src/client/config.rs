@@ -46,6 +46,9 @@ pub struct ClientConfig {
     pub checksums: bool,
     /// Threads of a large copy, the calling one among them; 0: as many as a measurement says is worth it, one on machines with two cores.
     pub copy_threads: usize,
+    /// Most bytes of the pool that one call registers with the driver of a GPU: a multiple of a page, at most 64 GiB.
+    #[cfg(feature = "cuda")]
+    pub pin_piece_bytes: u64,
 }
 
 /// Of a ring's lanes: enough that copies of both sides overlap, and little enough to stay in a large cache.
@@ -70,6 +73,8 @@ impl ClientConfig {
             ring_bytes: DEFAULT_LANE_BYTES,
             checksums: true,
             copy_threads: 0,
+            #[cfg(feature = "cuda")]
+            pin_piece_bytes: crate::device::PINNED_PIECE_BYTES,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! What a call of the client can be refused with.
 
 use crate::copy::CopyError;
+#[cfg(feature = "cuda")]
+use crate::device::DeviceError;
 use crate::keys::KeyError;
 use crate::wire::WireError;
 
@@ -118,6 +120,10 @@ pub enum ClientError {
     /// A copy plan that was refused before the first byte.
     #[error(transparent)]
     Copy(#[from] CopyError),
+    /// Device memory that cannot be used.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// Key material that cannot be hashed.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -173,6 +179,8 @@ impl ClientError {
             Self::TooManyItems { .. } => "TooManyItems".into(),
             Self::UnknownPin { .. } => "UnknownPin".into(),
             Self::UnknownTicket { .. } => "UnknownTicket".into(),
+            #[cfg(feature = "cuda")]
+            Self::Device(_) => "Device".into(),
             Self::Key(_) | Self::InvalidArgument { .. } => "InvalidArgument".into(),
         }
     }

@@ -3,9 +3,16 @@
 //! Bytes of a part (docs/shm-layout.md, "Pool"): KV cache group by KV cache group, in each block by block in token order,
 //! inside a block layer by layer in registered order, whole pages without padding.
 
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
 use super::ClientError;
+#[cfg(feature = "cuda")]
+use super::device::pages::DevicePages;
 use super::extents::ExtentCursor;
 use crate::copy::{HostMemory, Span, SummedPlan};
+#[cfg(feature = "cuda")]
+use crate::device::{EngineMemory, PlanMemory};
 use crate::geometry::pages;
 pub use crate::geometry::pages::LayerPages;
 
@@ -94,11 +101,21 @@ impl ObjectGroupPages {
 /// Most bytes of one page: as many zeroes are held for null blocks.
 const PAGE_BYTES_MAX: u64 = 1 << 30;
 
+/// Where the pages lie.
+#[derive(Debug)]
+enum Place {
+    /// In memory of the host: the engine's regions, then one of zeroes for null blocks.
+    Host(Vec<HostMemory>),
+    #[cfg(feature = "cuda")]
+    Device(Arc<DevicePages>),
+}
+
 /// An engine's KV memory: regions and where the pages of each object group lie in them.
 #[derive(Debug)]
 pub struct KvMemory {
-    /// The engine's regions, then one of zeroes for null blocks.
-    regions: Vec<HostMemory>,
+    place: Place,
+    /// Regions of the engine. The one after them is of zeroes, for null blocks.
+    count: u16,
     groups: Vec<ObjectGroupPages>,
     blocks: u64,
 }
@@ -113,39 +130,33 @@ impl KvMemory {
         groups: Vec<ObjectGroupPages>,
         blocks: u64,
     ) -> Result<Self, ClientError> {
-        if blocks == 0 || i64::try_from(blocks).is_err() {
-            return Err(ClientError::layout(format!(
-                "{blocks} blocks; at least one is needed"
-            )));
-        }
-        if regions.len() >= usize::from(u16::MAX) {
-            let given = regions.len();
-            return Err(ClientError::layout(format!(
-                "{given} regions; at most {} fit",
-                u16::MAX - 1
-            )));
-        }
         let bytes: Vec<u64> = regions.iter().map(|region| region.len() as u64).collect();
-        let mut largest_page: u64 = 0;
-        let mut seen: Vec<u16> = Vec::new();
-        for object in &groups {
-            if seen.contains(&object.group) {
-                return Err(ClientError::layout(format!(
-                    "object group {} twice",
-                    object.group
-                )));
-            }
-            seen.push(object.group);
-            largest_page = largest_page.max(check_group(object, &bytes, blocks)?);
-        }
-        if largest_page > PAGE_BYTES_MAX {
-            return Err(ClientError::layout(format!(
-                "a page of {largest_page} bytes; at most {PAGE_BYTES_MAX} are allowed"
-            )));
-        }
-        regions.push(HostMemory::zeroed(largest_page as usize).read_only());
+        let (count, zeroes) = check(&bytes, &groups, blocks)?;
+        regions.push(zeroes);
         Ok(Self {
-            regions,
+            place: Place::Host(regions),
+            count,
+            groups,
+            blocks,
+        })
+    }
+
+    /// The same for pages in device memory: regions are the segments, in their order. Copies go between them and the pool,
+    /// which is registered with the driver for that (docs/gpu.md).
+    ///
+    /// # Errors
+    /// As [`Self::new`], and [`ClientError::Device`] with what the driver says.
+    #[cfg(feature = "cuda")]
+    pub fn on_device(
+        memory: EngineMemory,
+        groups: Vec<ObjectGroupPages>,
+        blocks: u64,
+    ) -> Result<Self, ClientError> {
+        let bytes: Vec<u64> = memory.segments().iter().map(PlanMemory::bytes).collect();
+        let (count, zeroes) = check(&bytes, &groups, blocks)?;
+        Ok(Self {
+            place: Place::Device(Arc::new(DevicePages::new(memory, zeroes)?)),
+            count,
             groups,
             blocks,
         })
@@ -156,9 +167,31 @@ impl KvMemory {
         self.blocks
     }
 
-    /// All regions, the one of zeroes last.
+    /// All regions of the host, the one of zeroes last. None where the pages are in device memory.
     pub(crate) fn regions(&self) -> &[HostMemory] {
-        &self.regions
+        match &self.place {
+            Place::Host(regions) => regions,
+            #[cfg(feature = "cuda")]
+            Place::Device(_) => &[],
+        }
+    }
+
+    /// The pages in device memory.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device(&self) -> Option<&Arc<DevicePages>> {
+        match &self.place {
+            Place::Host(_) => None,
+            Place::Device(pages) => Some(pages),
+        }
+    }
+
+    /// Whether the pages are in device memory.
+    pub(crate) fn is_on_device(&self) -> bool {
+        match &self.place {
+            Place::Host(_) => false,
+            #[cfg(feature = "cuda")]
+            Place::Device(_) => true,
+        }
     }
 
     pub(crate) fn group(&self, group: u16) -> Result<&ObjectGroupPages, ClientError> {
@@ -219,7 +252,7 @@ impl KvMemory {
         lists: &[Vec<i64>],
         cursor: &mut ExtentCursor<'_>,
     ) {
-        let zeroes = self.regions.len() as u16 - 1;
+        let zeroes = self.count;
         for (kv_group, list) in object.kv_groups.iter().zip(lists) {
             for &block in list {
                 for layer in &kv_group.layers {
@@ -269,6 +302,47 @@ impl LayerPages {
     fn page(&self, block: i64) -> Span {
         Span::new(self.region, self.offset + block as u64 * self.block_stride)
     }
+}
+
+/// Checks all object groups against regions of so many bytes. The number of regions, and zeroes for the largest page.
+fn check(
+    regions: &[u64],
+    groups: &[ObjectGroupPages],
+    blocks: u64,
+) -> Result<(u16, HostMemory), ClientError> {
+    if blocks == 0 || i64::try_from(blocks).is_err() {
+        return Err(ClientError::layout(format!(
+            "{blocks} blocks; at least one is needed"
+        )));
+    }
+    let Some(count) = u16::try_from(regions.len())
+        .ok()
+        .filter(|count| *count < u16::MAX)
+    else {
+        let given = regions.len();
+        return Err(ClientError::layout(format!(
+            "{given} regions; at most {} fit",
+            u16::MAX - 1
+        )));
+    };
+    let mut largest_page: u64 = 0;
+    let mut seen: Vec<u16> = Vec::new();
+    for object in groups {
+        if seen.contains(&object.group) {
+            return Err(ClientError::layout(format!(
+                "object group {} twice",
+                object.group
+            )));
+        }
+        seen.push(object.group);
+        largest_page = largest_page.max(check_group(object, regions, blocks)?);
+    }
+    if largest_page > PAGE_BYTES_MAX {
+        return Err(ClientError::layout(format!(
+            "a page of {largest_page} bytes; at most {PAGE_BYTES_MAX} are allowed"
+        )));
+    }
+    Ok((count, HostMemory::zeroed(largest_page as usize).read_only()))
 }
 
 /// Checks one object group and returns its largest page.

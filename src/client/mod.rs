@@ -9,6 +9,7 @@
 //!               Connection: frames over the socket, with a deadline
 //! join      what most engines say once they are connected, in one call
 //! memory    KvMemory: the engine's pages, and in which order an object holds them
+//! device    the same where they lie in memory of a GPU (feature `cuda`)
 //! ```
 //!
 //! Rules that hold everywhere:
@@ -25,6 +26,8 @@
 #[allow(clippy::module_inception)]
 mod client;
 mod config;
+#[cfg(feature = "cuda")]
+mod device;
 mod error;
 mod extents;
 mod join;
@@ -35,6 +38,10 @@ mod payload;
 
 pub use self::client::Client;
 pub use self::config::{ClientConfig, MAX_WAIT, Maps};
+#[cfg(feature = "cuda")]
+pub use self::device::pinning::PoolPinning;
+#[cfg(feature = "cuda")]
+pub use self::device::report::{ChecksumsAt, DeviceStats};
 pub use self::error::ClientError;
 pub use self::join::{Joined, Rank};
 pub use self::link::stats::ClientStats;
@@ -48,6 +55,8 @@ pub use self::payload::request::{LoadRequest, StoreOutcome, StoreRequest};
 // What calls take and answers hold, from where it is defined.
 pub use crate::control::{ControlView, Counter, Health};
 pub use crate::copy::HostMemory;
+#[cfg(feature = "cuda")]
+pub use crate::device::{CopyCounts, DeviceError, DeviceUuid, EngineMemory, EngineSegment};
 pub use crate::geometry::ObjectKind;
 pub use crate::index::counters::ReuseCounters;
 pub use crate::object::{

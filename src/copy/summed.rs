@@ -82,6 +82,28 @@ impl SummedPlan {
         plan
     }
 
+    /// A plan that sums what this one reads, and copies nothing.
+    pub fn summing_source(&self) -> Self {
+        self.summing(|piece| piece.src)
+    }
+
+    /// A plan that sums what this one has written, and copies nothing. Every byte of this one has a destination.
+    pub fn summing_destination(&self) -> Self {
+        self.summing(|piece| piece.dst.unwrap_or(piece.src))
+    }
+
+    fn summing(&self, place: impl Fn(&SummedPiece) -> Span) -> Self {
+        let pieces = self.pieces.iter().map(|piece| SummedPiece {
+            src: place(piece),
+            dst: None,
+            len: piece.len,
+        });
+        Self {
+            pieces: pieces.collect(),
+            ends: self.ends.clone(),
+        }
+    }
+
     pub(super) fn check(&self, src: &[HostMemory], dst: &[HostMemory]) -> Result<(), CopyError> {
         debug_assert_eq!(self.ends.last().copied().unwrap_or(0), self.pieces.len());
         for (index, piece) in self.pieces.iter().enumerate() {

@@ -64,6 +64,60 @@ impl ReuseCounters {
     }
 }
 
+/// Copies between device memory and the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounters {
+    /// Bytes that went straight between pages and the pool.
+    pub direct_bytes: u64,
+    /// Bytes that went through a staging buffer, since the pool was not registered.
+    pub staged_bytes: u64,
+    /// Copies that had not ended when their call had to.
+    pub late_copies: u64,
+    /// Copies that failed or were not begun.
+    pub failed_copies: u64,
+    /// Registrations of the pool's mapping with a driver.
+    pub pool_pins: u64,
+    /// Those that failed.
+    pub pool_pin_failures: u64,
+}
+
+/// Number of counters, and of their words in a slab.
+pub const DEVICE_WORDS: usize = 6;
+
+impl DeviceCounters {
+    /// From their words, in the order of the fields.
+    pub fn from_words(words: [u64; DEVICE_WORDS]) -> Self {
+        let [
+            direct_bytes,
+            staged_bytes,
+            late_copies,
+            failed_copies,
+            pool_pins,
+            pool_pin_failures,
+        ] = words;
+        Self {
+            direct_bytes,
+            staged_bytes,
+            late_copies,
+            failed_copies,
+            pool_pins,
+            pool_pin_failures,
+        }
+    }
+
+    /// Their words, in the order of the fields.
+    pub fn to_words(self) -> [u64; DEVICE_WORDS] {
+        [
+            self.direct_bytes,
+            self.staged_bytes,
+            self.late_copies,
+            self.failed_copies,
+            self.pool_pins,
+            self.pool_pin_failures,
+        ]
+    }
+}
+
 /// What a client says of itself in its slab. Any number may be a lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientCounters {
@@ -97,6 +151,8 @@ pub struct ClientCounters {
     pub tokens: ReuseCounters,
     /// Bytes of KV that were computed for the first time by requests that store, whether they were stored or not.
     pub new_bytes: u64,
+    /// Copies of device memory.
+    pub device: DeviceCounters,
 }
 
 #[cfg(test)]
@@ -117,5 +173,9 @@ mod tests {
             counters.failed,
         );
         assert_eq!(named, (1, 2, 3, 4, 7, 8));
+        let words = [1, 2, 3, 4, 5, 6];
+        let counters = DeviceCounters::from_words(words);
+        assert_eq!(counters.to_words(), words);
+        assert_eq!((counters.staged_bytes, counters.pool_pin_failures), (2, 6));
     }
 }

@@ -1,6 +1,6 @@
 //! Where the words of a client's pin slab are. Layout: docs/shm-layout.md, "Pin arena".
 
-use super::counters::REUSE_WORDS;
+use super::counters::{DEVICE_WORDS, REUSE_WORDS};
 
 /// Bytes of a slab.
 pub const SLAB_BYTES: usize = 65536;
@@ -13,7 +13,7 @@ pub const SLAB_CONDITIONS: usize = 160;
 /// Offset of the client's statistics.
 pub const SLAB_STATS: usize = 192;
 /// Words of the client's statistics.
-pub const STAT_WORDS: usize = 14 + REUSE_WORDS;
+pub const STAT_WORDS: usize = 14 + REUSE_WORDS + DEVICE_WORDS;
 /// Offset of the pin words.
 pub const SLAB_PINS: usize = 4096;
 /// Number of pin words.

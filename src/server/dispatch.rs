@@ -11,7 +11,7 @@ use super::opening::{Session, client_info, draining};
 use super::rings;
 use super::session::one_line;
 use super::state::Server;
-use super::status;
+use super::status::{self, payload_path};
 use super::work::work;
 use crate::cache::{
     Abort, Clear, ClientId, Committing, Core, Discard, Grant, Looking, Register, Registration, Releasing,
@@ -245,11 +245,13 @@ async fn register(
         .bindings
         .recheck(session.binding_domain.as_ref(), &request.spans)?;
     check_alignment(&request, chunk_size)?;
-    if request.payload_path == PayloadPath::ShmDirect && !session.hello.wants_pool {
+    let needs_pool = matches!(request.payload_path, PayloadPath::ShmDirect | PayloadPath::Pinned);
+    if needs_pool && !session.hello.wants_pool {
+        let path = payload_path(request.payload_path);
         return Err(WireError::new(
             ErrorCode::InvalidArgument,
-            "payload path shm-direct needs the pool; connect with wants_pool set",
-            [u64::from(PayloadPath::ShmDirect.number())],
+            format_args!("payload path {path} needs the pool; connect with wants_pool set"),
+            [u64::from(request.payload_path.number())],
         ));
     }
     if request.payload_path == PayloadPath::ShmRing && session.ring.is_none() {

@@ -18,7 +18,7 @@ use crate::cache::{ClientId, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS,
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::geometry::ObjectKind;
 use crate::index::conditions::Condition;
-use crate::index::counters::{ClientCounters, ReuseCounters};
+use crate::index::counters::{ClientCounters, DeviceCounters, ReuseCounters};
 use crate::index::slab::PIN_WORDS;
 use crate::object::{ClientKind, FRAME_BYTES, GroupRegistration, PayloadPath};
 use crate::wire::WireError;
@@ -339,6 +339,18 @@ fn reported(counters: &ClientCounters) -> Value {
         "hit": counters.hit,
         "shortened": counters.shortened,
         "new_bytes": counters.new_bytes,
+        "device": device(&counters.device),
+    })
+}
+
+fn device(counters: &DeviceCounters) -> Value {
+    json!({
+        "direct_bytes": counters.direct_bytes,
+        "staged_bytes": counters.staged_bytes,
+        "late_copies": counters.late_copies,
+        "failed_copies": counters.failed_copies,
+        "pool_pins": counters.pool_pins,
+        "pool_pin_failures": counters.pool_pin_failures,
     })
 }
 
@@ -386,7 +398,7 @@ fn amplification(counters: &ClientCounters) -> Option<f64> {
     (counters.new_bytes > 0).then(|| (ratio * 1000.0).round() / 1000.0)
 }
 
-fn payload_path(path: PayloadPath) -> &'static str {
+pub(super) fn payload_path(path: PayloadPath) -> &'static str {
     match path {
         PayloadPath::None => "none",
         PayloadPath::ShmDirect => "shm-direct",

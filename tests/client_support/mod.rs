@@ -1,27 +1,32 @@
 //! A real server that can be killed and started again on its path, and engines that store and load real pages.
 
 #![allow(dead_code, unreachable_pub)] // each test binary uses its own part of this
+#![cfg_attr(feature = "cuda", allow(unsafe_code))] // what engines promise of their memory
+
+#[cfg(feature = "cuda")]
+pub mod device;
+pub mod pages;
 
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvasir::client::{
-    Client, ClientConfig, KvGroupPages, KvMemory, LayerPages, LoadRequest, LookupAnswer, ObjectGroupPages,
+    Client, ClientConfig, KvGroupPages, LayerPages, LoadRequest, LookupAnswer, ObjectGroupPages,
     StoreOutcome, StoreRequest,
 };
-use kvasir::copy::HostMemory;
 use kvasir::geometry::ObjectKind;
 use kvasir::keys::{ChunkKey, Extras, KeyChain};
 use kvasir::object::{ClientKind, GroupRegistration, GroupSpan, Lookup, ObjectId, PayloadPath, Tail};
-use kvasir::shm::{Mapping, Memfd, OwnerAccess, ReadWrite};
 use kvasir::wire::{Domain, Negotiate, RegisterKvCache};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+
+#[allow(unused_imports)]
+pub use pages::{EngineRegion, copy_path, payload_path};
 
 /// Longer than anything here takes on the slowest machine; reaching it is a failure, not a measurement.
 pub const WATCHDOG: Duration = Duration::from_secs(120);
@@ -327,7 +332,7 @@ impl Shape {
 pub struct Engine {
     pub client: Client,
     pub shape: Shape,
-    pub memory: Vec<Arc<Mapping<ReadWrite>>>,
+    pub memory: Vec<EngineRegion>,
 }
 
 impl Engine {
@@ -375,12 +380,9 @@ impl Engine {
 
     fn with_config(config: ClientConfig, shape: &Shape) -> Self {
         let client = Client::new(config).unwrap();
-        let memory: Vec<_> = shape.regions.iter().map(|&bytes| mapping(bytes)).collect();
-        let regions = memory
-            .iter()
-            .map(|mapping| HostMemory::mapped(Arc::clone(mapping)));
-        let pages = shape.groups.iter().map(|group| group.pages.clone());
-        client.set_memory(KvMemory::new(regions.collect(), pages.collect(), shape.blocks).unwrap());
+        let memory = pages::regions(&shape.regions);
+        let groups = shape.groups.iter().map(|group| group.pages.clone());
+        client.set_memory(pages::kv_memory(&memory, groups.collect(), shape.blocks).unwrap());
         Self {
             client,
             shape: shape.clone(),
@@ -398,7 +400,7 @@ impl Engine {
             let bytes: Vec<u8> = (0..memory.len() as u64)
                 .map(|at| ((at ^ salt).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8 ^ region as u8)
                 .collect();
-            memory.write_bytes(0, &bytes).unwrap();
+            memory.write_bytes(0, &bytes);
         }
     }
 
@@ -408,9 +410,7 @@ impl Engine {
         let pages = layers.iter().map(|layer| {
             let mut page = vec![0; layer.page_bytes as usize];
             let at = layer.offset + block as u64 * layer.block_stride;
-            self.memory[usize::from(layer.region)]
-                .read_bytes(at as usize, &mut page)
-                .unwrap();
+            self.memory[usize::from(layer.region)].read_bytes(at as usize, &mut page);
             page
         });
         pages.collect::<Vec<_>>().concat()
@@ -418,9 +418,9 @@ impl Engine {
 
     /// Everything, to see that nothing else was touched.
     pub fn everything(&self) -> Vec<Vec<u8>> {
-        let read = |memory: &Arc<Mapping<ReadWrite>>| {
+        let read = |memory: &EngineRegion| {
             let mut bytes = vec![0; memory.len()];
-            memory.read_bytes(0, &mut bytes).unwrap();
+            memory.read_bytes(0, &mut bytes);
             bytes
         };
         self.memory.iter().map(read).collect()
@@ -437,11 +437,6 @@ impl Engine {
             .lookup(&lookup(self.seed(), chain, label, self.shape.alignment as u32).as_request())
             .unwrap()
     }
-}
-
-fn mapping(bytes: u64) -> Arc<Mapping<ReadWrite>> {
-    let memfd = Memfd::create("engine", bytes.max(1), OwnerAccess::ReadWrite).unwrap();
-    Arc::new(memfd.map().unwrap())
 }
 
 pub fn chain(seed: ChunkKey, tokens: usize, salt: u32) -> KeyChain {

@@ -20,7 +20,7 @@ const OF_THE_SERVER: [&str; 6] = [
 /// What reads and writes JSON. The Python module needs it for descriptions of engines, the client alone does not.
 const OF_JSON: [&str; 2] = ["serde", "serde_json"];
 
-/// What speaks to a GPU's driver. No engine uses it yet.
+/// What speaks to a GPU's driver: of the client library with the feature `cuda` alone.
 const OF_A_DEVICE: [&str; 2] = ["cudarc", "libloading"];
 
 /// A build that has to stay lean.

@@ -72,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// The whole workspace, and the library as others build it: alone with its tests, and with a part of its features.
 fn clippy() -> Result<()> {
-    let builds: [&[&str]; 5] = [
+    let builds: [&[&str]; 6] = [
         &["--workspace", "--all-targets"],
         &["--package", "kvasir", "--no-default-features", "--all-targets"],
         &[
@@ -97,6 +97,7 @@ fn clippy() -> Result<()> {
             "cuda",
             "--all-targets",
         ],
+        &["--package", "kvasir", "--features", "cuda", "--all-targets"],
     ];
     for build in builds {
         let mut clippy = cargo();
@@ -139,7 +140,41 @@ fn device_tests() -> Result<()> {
         command::run(test.args(what))
     };
     device(&["--lib", "device::"])?;
-    device(&["--test", "device_*"])
+    device(&["--test", "device_*"])?;
+    client_on_device()
+}
+
+/// The client with pages in device memory, beside real servers: what can go wrong there, and the tests of pages of the
+/// host as they are.
+fn client_on_device() -> Result<()> {
+    let test = |what: &[&str]| {
+        let mut test = cargo();
+        test.args(["test", "--package", "kvasir", "--features", "cuda", "--locked"]);
+        test.args(what);
+        test
+    };
+    command::run(&mut test(&["--test", "client_device*"]))?;
+    let target = command::target();
+    // A driver is looked for by this name.
+    let folder = target.join("softcuda");
+    std::fs::create_dir_all(&folder)?;
+    std::fs::copy(target.join("debug/libsoftcuda.so"), folder.join("new"))?;
+    std::fs::rename(folder.join("new"), folder.join("libcuda.so.1"))?;
+    let files = [
+        "client_payload",
+        "client_integrity",
+        "client_room",
+        "client_calls",
+        "client_direct",
+        "client_late_commits",
+        "client_recovery",
+    ];
+    let tests: Vec<&str> = files.into_iter().flat_map(|file| ["--test", file]).collect();
+    let mut on_device = test(&tests);
+    on_device
+        .env("KVASIR_TEST_PAGES", "device")
+        .env("LD_LIBRARY_PATH", folder);
+    command::run(&mut on_device)
 }
 
 /// The model-checked tests: the library under `--cfg loom`, tests with `loom` in their names.

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use crate::cache::SLABS;
 use crate::index::conditions::Conditions;
-use crate::index::counters::{ClientCounters, ReuseCounters};
+use crate::index::counters::{ClientCounters, DEVICE_WORDS, DeviceCounters, REUSE_WORDS, ReuseCounters};
 use crate::index::slab::{
     PIN_WORDS, SLAB_BYTES, SLAB_CONDITIONS, SLAB_CURSOR, SLAB_HIGH_WATER, SLAB_PINS, SLAB_STATS,
     SLAB_TOUCHED, STAT_WORDS, TOUCHED_WORDS,
@@ -173,9 +173,10 @@ impl Slabs {
             requested,
             hit,
             shortened,
-            ref tokens @ ..,
-            new_bytes,
+            ref rest @ ..,
         ] = words;
+        let (tokens, rest) = rest.split_first_chunk().unwrap_or((&[0; REUSE_WORDS], &[]));
+        let (new_bytes, device) = rest.split_first().unwrap_or((&0, &[]));
         ClientCounters {
             loads,
             loaded_bytes,
@@ -191,7 +192,8 @@ impl Slabs {
             hit,
             shortened,
             tokens: ReuseCounters::from_words(*tokens),
-            new_bytes,
+            new_bytes: *new_bytes,
+            device: DeviceCounters::from_words(*device.first_chunk().unwrap_or(&[0; DEVICE_WORDS])),
         }
     }
 

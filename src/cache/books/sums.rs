@@ -1,7 +1,18 @@
 //! Sums of what clients count in their slabs. Any number may be a lie, and one client's lie is not to become a panic
 //! here: sums end at the largest number.
 
-use crate::index::counters::{ClientCounters, ReuseCounters};
+use crate::index::counters::{ClientCounters, DeviceCounters, ReuseCounters};
+
+impl DeviceCounters {
+    /// Adds another's.
+    fn add(&mut self, other: &Self) {
+        let (mut sum, more) = (self.to_words(), other.to_words());
+        for (to, from) in sum.iter_mut().zip(more) {
+            *to = to.saturating_add(from);
+        }
+        *self = Self::from_words(sum);
+    }
+}
 
 impl ReuseCounters {
     /// Adds another's.
@@ -37,5 +48,6 @@ impl ClientCounters {
             *sum = sum.saturating_add(more);
         }
         self.tokens.add(&other.tokens);
+        self.device.add(&other.device);
     }
 }

@@ -4,6 +4,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, LATE, Stream};
+#[cfg(feature = "cuda")]
+use super::held::Held;
 use super::populate::Populated;
 use super::session::Session;
 use super::stats::{Counters, REUSE, Stat};
@@ -75,6 +77,9 @@ pub(crate) struct Core {
     memory: RwLock<Option<Arc<KvMemory>>>,
     /// The generation of the healthy session; 0 while there is none.
     healthy: AtomicU64,
+    /// Copies of devices that are late.
+    #[cfg(feature = "cuda")]
+    pub(crate) held: Held,
 }
 
 impl Core {
@@ -113,6 +118,8 @@ impl Core {
             recovers: AtomicBool::new(false),
             memory: RwLock::new(None),
             healthy: AtomicU64::new(0),
+            #[cfg(feature = "cuda")]
+            held: Held::default(),
         }
     }
 
@@ -214,6 +221,16 @@ impl Core {
 
     pub(crate) fn set_memory(&self, memory: KvMemory) {
         *self.memory.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(memory));
+    }
+
+    /// Takes the memory away; and puts it back, unless there is other memory by then.
+    pub(crate) fn take_memory(&self) -> Option<Arc<KvMemory>> {
+        self.memory.write().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(crate) fn put_memory_back(&self, memory: Arc<KvMemory>) {
+        let mut place = self.memory.write().unwrap_or_else(PoisonError::into_inner);
+        place.get_or_insert(memory);
     }
 
     /// Changes what is remembered.

@@ -58,7 +58,11 @@ pub(crate) fn run(core: &Arc<Core>) {
     let mut let_go: Option<Instant> = None;
     while !core.is_closed() {
         if let Some(session) = core.linked_session() {
+            #[cfg(feature = "cuda")]
+            core.use_device();
             watch(core, &session);
+            #[cfg(feature = "cuda")]
+            core.sweep_copies();
             retry = FIRST_RETRY;
             continue;
         }

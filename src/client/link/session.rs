@@ -16,6 +16,8 @@ use super::populate::{Populate, Populated, When};
 use super::regions::{Regions, length};
 use super::ring::RingSide;
 use super::stats::Stat;
+#[cfg(feature = "cuda")]
+use crate::client::device::pinning::Pinning;
 use crate::client::{ClientConfig, ClientError, Maps};
 use crate::control::{ControlView, Counter};
 use crate::copy::HostMemory;
@@ -29,6 +31,9 @@ use crate::wire::{Hello, HelloReply, MAX_NAME_BYTES, PROTOCOL_VERSION, RegionKin
 /// What stores and loads need beside what lookups do.
 #[derive(Debug)]
 pub(crate) struct PoolSide {
+    /// Before the mapping, which it names.
+    #[cfg(feature = "cuda")]
+    pinning: Pinning,
     granted: Mutex<Granted>,
     uses: Uses,
     missing: Mutex<Missing>,
@@ -176,6 +181,12 @@ impl Session {
         &self.control
     }
 
+    /// Whether the server has made all of the pool present.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_all_present(&self) -> bool {
+        self.control.counter(Counter::PrefaultLeft) == 0
+    }
+
     /// Bytes of pool space held for stores.
     pub(crate) fn granted_bytes(&self) -> u64 {
         self.pool
@@ -240,6 +251,8 @@ impl PoolSide {
 
     fn new(frames: u64, frame_bytes: u64, way: Way) -> Self {
         Self {
+            #[cfg(feature = "cuda")]
+            pinning: Pinning::default(),
             granted: Mutex::default(),
             uses: Uses::default(),
             missing: Mutex::default(),
@@ -255,6 +268,24 @@ impl PoolSide {
             Way::Direct { memory, .. } => memory,
             Way::Ring(_) => &[],
         }
+    }
+
+    /// The pool for copies that may outlive the session: its lock is held as long as one of them runs.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn lasting_memory(&self) -> Option<HostMemory> {
+        match &self.way {
+            Way::Direct { memory, attached, .. } => {
+                let attached: Arc<dyn Send + Sync> = Arc::clone(attached) as _;
+                Some(memory[0].clone().keeping(attached))
+            }
+            Way::Ring(_) => None,
+        }
+    }
+
+    /// The pool's registration with a driver.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn pinning(&self) -> &Pinning {
+        &self.pinning
     }
 
     /// The ring of a client that has one.

@@ -30,14 +30,20 @@ pub(crate) enum Stat {
     ReuseLoaded = 19,
     ReuseFailed = 20,
     NewBytes = 21,
-    Lookups = 22,
-    DegradedLookups = 23,
-    Reconnects = 24,
-    DegradedMs = 25,
-    EvictedPins = 26,
+    DirectBytes = 22,
+    StagedBytes = 23,
+    LateCopies = 24,
+    FailedCopies = 25,
+    PoolPins = 26,
+    PoolPinFailures = 27,
+    Lookups = 28,
+    DegradedLookups = 29,
+    Reconnects = 30,
+    DegradedMs = 31,
+    EvictedPins = 32,
 }
 
-const STATS: usize = 27;
+const STATS: usize = 33;
 
 /// The counters of a [`ReuseCounters`], in its order.
 pub(crate) const REUSE: [Stat; REUSE_WORDS] = [
@@ -83,14 +89,29 @@ const REPORTED: [Stat; STAT_WORDS] = [
     Stat::ReuseLoaded,
     Stat::ReuseFailed,
     Stat::NewBytes,
+    Stat::DirectBytes,
+    Stat::StagedBytes,
+    Stat::LateCopies,
+    Stat::FailedCopies,
+    Stat::PoolPins,
+    Stat::PoolPinFailures,
 ];
 
 /// The counters of a client, over all its connections.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Counters {
     totals: [AtomicU64; STATS],
     /// What was counted while there was no server to show it to.
     unreported: [AtomicU64; REPORTED.len()],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            totals: [const { AtomicU64::new(0) }; STATS],
+            unreported: [const { AtomicU64::new(0) }; REPORTED.len()],
+        }
+    }
 }
 
 impl Counters {

@@ -3,10 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+#[cfg(feature = "cuda")]
+use super::by_device;
 use super::by_ring::{self, Incoming, in_rounds};
-use super::request::{LoadRequest, part_of};
+use super::request::{LoadRequest, check_path, part_of};
+#[cfg(feature = "cuda")]
+use crate::client::device::{pages::DevicePages, stage::Way};
 use crate::client::extents::ExtentCursor;
 use crate::client::link::core::Core;
+#[cfg(feature = "cuda")]
+use crate::client::link::held::{Claim, Mark};
 use crate::client::link::ring::RingSide;
 use crate::client::link::session::{PoolSide, Session};
 use crate::client::link::stats::Stat;
@@ -48,6 +54,7 @@ impl Core {
                 limit: MAX_ITEMS,
             });
         }
+        check_path(&memory, &registered)?;
         let mut holdings = Vec::with_capacity(requests.len());
         for (item, request) in requests.iter().enumerate() {
             let object = memory.group(request.id.group)?;
@@ -114,6 +121,10 @@ impl Core {
         }
         let ids = requests.iter().map(|request| request.id).collect();
         let (found, session) = self.retrieve(registered, label, part, ids)?;
+        #[cfg(feature = "cuda")]
+        if let Some(pages) = memory.device() {
+            return self.load_by_device(pages, registered, &session, &found, requests, holdings, memory);
+        }
         let sums = self.config.checksums;
         let engine = self.engine();
         let copied = match session.pool()?.ring() {
@@ -127,6 +138,82 @@ impl Core {
         self.let_go(&session, found.pin, damage.as_ref());
         let loaded = loaded?;
         Ok(loaded.iter().map(|item| *item == Loaded::Whole).collect())
+    }
+
+    /// Brings what is there into device memory. The pin goes back after the copy has ended, which may be after this.
+    #[cfg(feature = "cuda")]
+    #[allow(clippy::too_many_arguments)]
+    fn load_by_device(
+        self: &Arc<Self>,
+        pages: &Arc<DevicePages>,
+        registered: &Registered,
+        session: &Arc<Session>,
+        found: &RetrieveAnswer,
+        requests: &[LoadRequest],
+        holdings: &[(Holding, u64)],
+        memory: &KvMemory,
+    ) -> Result<Vec<bool>, ClientError> {
+        let brought = self.bring_by_device(pages, session, found, requests, holdings, memory);
+        let (copied, mark) = match brought {
+            Ok((copied, mark)) => (Ok(copied), mark),
+            Err(error) => (Err(error), None),
+        };
+        let loaded = copied.map(|copied| self.verify(session, found, &copied));
+        let loaded_now = loaded.as_deref().unwrap_or_default();
+        let damage = discard(registered.seed, requests, found, loaded_now);
+        let pin = match mark {
+            Some(mark) => {
+                self.hold(mark, Way::Load, pages, session, Claim::Pin(found.pin));
+                0
+            }
+            None => found.pin,
+        };
+        self.let_go(session, pin, damage.as_ref());
+        Ok(loaded?.iter().map(|item| *item == Loaded::Whole).collect())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn bring_by_device(
+        self: &Arc<Self>,
+        pages: &Arc<DevicePages>,
+        session: &Arc<Session>,
+        found: &RetrieveAnswer,
+        requests: &[LoadRequest],
+        holdings: &[(Holding, u64)],
+        memory: &KvMemory,
+    ) -> Result<(Vec<Copied>, Option<Mark>), ClientError> {
+        let pool = session.pool()?;
+        let mut parts = Vec::with_capacity(requests.len());
+        let mut usable = vec![false; requests.len()];
+        for (place, request) in requests.iter().enumerate() {
+            let ((holding, bytes), location) = (holdings[place], &found.locations[place]);
+            let object = memory.group(request.id.group)?;
+            if is_usable(pool, found, location, request, object, bytes) {
+                usable[place] = true;
+                parts.push((object, holding, request, location));
+            }
+        }
+        let stored: Vec<u64> = parts.iter().map(|(.., location)| location.checksum).collect();
+        let brought = by_device::load(self, session, pages, &stored, |index, plan| {
+            let (object, holding, request, location) = parts[index];
+            let mut cursor = ExtentCursor::new(location.extents(&found.extents), pool.frame_bytes());
+            memory.scatter(plan, object, holding, &request.blocks, &mut cursor);
+        })?;
+        let (mut checksums, mut stored) = (brought.checksums.into_iter(), stored.into_iter());
+        let copied = usable.into_iter().map(|usable| {
+            if !usable {
+                return Copied::Nothing;
+            }
+            let checksum = checksums.next();
+            let stored = stored.next().unwrap_or(0);
+            // What has another sum was not copied, and is told for what it is.
+            let differs = stored != 0 && checksum.is_some_and(|sum| sum != stored);
+            match brought.copied || differs {
+                true => Copied::All { checksum },
+                false => Copied::Nothing,
+            }
+        });
+        Ok((copied.collect(), brought.mark))
     }
 
     /// Brings what is there through the ring.

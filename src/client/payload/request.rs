@@ -5,7 +5,7 @@ use crate::client::link::wanted::Registered;
 use crate::client::memory::{Holding, KvMemory, ObjectGroupPages};
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
-use crate::object::{CommitOutcome, ObjectId};
+use crate::object::{CommitOutcome, ObjectId, PayloadPath};
 
 /// One part of one object to store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +79,17 @@ impl From<CommitOutcome> for StoreOutcome {
             CommitOutcome::Dropped => Self::Dropped,
         }
     }
+}
+
+/// Refuses memory of a device that the server was not told of: it would not wait for its copies when this process dies.
+pub(crate) fn check_path(memory: &KvMemory, registered: &Registered) -> Result<(), ClientError> {
+    let path = registered.request.payload_path;
+    if memory.is_on_device() && path != PayloadPath::Pinned {
+        return Err(ClientError::invalid(format!(
+            "memory of a device was named after the registration as {path:?}; call register again"
+        )));
+    }
+    Ok(())
 }
 
 /// A store that has passed its checks.

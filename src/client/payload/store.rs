@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::request::{Checked, StoreOutcome, StoreRequest, check};
+use super::request::{Checked, StoreOutcome, StoreRequest, check, check_path};
 use super::storing::Storing;
 use crate::client::ClientError;
 use crate::client::link::core::Core;
@@ -39,6 +39,7 @@ impl Core {
                 limit: MAX_ITEMS,
             });
         }
+        check_path(&memory, &registered)?;
         let checked = check(&memory, &registered, requests)?;
         let (mut outcomes, mut copied) = (vec![StoreOutcome::Unavailable; requests.len()], Vec::new());
         if let Some(session) = self.linked_session() {

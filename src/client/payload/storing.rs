@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "cuda")]
+use super::by_device;
 use super::by_ring::{self, Outgoing};
 use super::known;
 use super::request::{Checked, StoreOutcome, StoreRequest};
@@ -144,10 +146,15 @@ impl<'a> Storing<'a> {
                 continue;
             }
             waiting = None;
-            if !batch.extents.is_empty() {
-                self.gather(pool, &mut batch, checked)?;
+            if batch.extents.is_empty() {
+                continue;
+            }
+            if self.gather(pool, &mut batch, checked)? {
                 let left = self.frames_of(pool, checked, next);
                 self.commit(pool, std::mem::take(&mut batch), left * pool.frame_bytes())?;
+            } else {
+                batch = self.give_up_rest(batch, checked, next);
+                break;
             }
         }
         // What stays needs no space: parts that will not come, and tails that are needless.
@@ -357,10 +364,37 @@ impl<'a> Storing<'a> {
         }
     }
 
-    /// Copies all pages of a batch with one plan, and notes the checksums.
-    fn gather(&self, pool: &PoolSide, batch: &mut Batch, checked: &[Checked<'_>]) -> Result<(), ClientError> {
+    /// A device could not copy a batch: its parts and all further ones are given up. What is left is what others are told.
+    fn give_up_rest(&mut self, batch: Batch, checked: &[Checked<'_>], next: usize) -> Batch {
+        let mut left = Batch::default();
+        for (item, position) in batch.items.iter().zip(batch.positions) {
+            if item.skipped {
+                left.push(position, &checked[position], true, &[]);
+            } else {
+                self.copied[position] = false;
+                self.give_up(&mut left, position, &checked[position], StoreOutcome::Dropped);
+            }
+        }
+        for (position, item) in checked.iter().enumerate().skip(next) {
+            if self.is_copied(position, item) {
+                self.give_up(&mut left, position, item, StoreOutcome::Dropped);
+            } else if item.request.blocks.is_none() {
+                left.push(position, item, true, &[]);
+            }
+        }
+        left
+    }
+
+    /// Copies all pages of a batch with one plan, and notes the checksums. False: a device could not, and the extents are
+    /// seen to.
+    fn gather(
+        &self,
+        pool: &PoolSide,
+        batch: &mut Batch,
+        checked: &[Checked<'_>],
+    ) -> Result<bool, ClientError> {
         if let Some(ring) = pool.ring() {
-            return self.gather_by_ring(pool, ring, batch, checked);
+            return self.gather_by_ring(pool, ring, batch, checked).map(|()| true);
         }
         let mut plan = SummedPlan::new();
         for (item, &position) in batch.items.iter().zip(&batch.positions) {
@@ -374,6 +408,15 @@ impl<'a> Storing<'a> {
                 let mut cursor = ExtentCursor::new(item.extents(&batch.extents), pool.frame_bytes());
                 self.memory.gather(&mut plan, object, lists, &mut cursor);
             }
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(pages) = self.memory.device() {
+            let copied = by_device::store(self.core, self.session, pages, &plan, &batch.extents)?;
+            let stored = batch.items.iter_mut().filter(|item| !item.skipped);
+            for (item, checksum) in stored.zip(copied.iter().flatten()) {
+                item.checksum = *checksum;
+            }
+            return Ok(copied.is_some());
         }
         // The copy ends in a store fence, so the commit finds all bytes in place.
         let engine = self.core.engine();
@@ -390,7 +433,7 @@ impl<'a> Storing<'a> {
         for (item, checksum) in stored.zip(checksums?) {
             item.checksum = checksum;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The same through the ring.
