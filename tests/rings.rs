@@ -197,6 +197,37 @@ fn calls_from_many_threads_share_one_ring() {
 }
 
 #[test]
+fn a_long_call_lets_short_ones_have_the_ring() {
+    let place = Place::with_server();
+    let engine = ring_engine(&place, &Shape::plain(4096, 0), 1, SHORT);
+    engine.fill(3);
+    let chain = engine.chain(8 * CHUNK + 1, 1);
+    let stores: Vec<_> = (0..8).map(|at| store_chunk(&chain, at, 0, four(1))).collect();
+    assert_published(&engine.client.store(&stores, &[]).unwrap());
+    // 2,048 windows, which the short ones do not wait for.
+    let long: Vec<_> = (0..128).map(|at| load_chunk(&chain, at % 8, four(5))).collect();
+    let short = [load_chunk(&chain, 7, four(9))];
+    let moves = || clients(&place)[0]["ring"]["moves"].as_u64().unwrap();
+    let overtaken = std::thread::scope(|scope| {
+        let before = moves();
+        let works = scope.spawn(|| engine.client.load(1, 0, &long).unwrap());
+        eventually("the long call to be at work", || {
+            moves() > before + 32 || works.is_finished()
+        });
+        let mut overtaken = 0;
+        while !works.is_finished() {
+            assert_eq!(engine.client.load(2, 0, &short).unwrap(), [true]);
+            overtaken += u32::from(!works.is_finished());
+        }
+        assert_eq!(works.join().unwrap(), [true; 128]);
+        overtaken
+    });
+    assert_eq!(pages(&engine, 5), pages(&engine, 1));
+    assert_eq!(pages(&engine, 9), pages(&engine, 1));
+    assert!(overtaken > 1, "short calls waited for all of the long one");
+}
+
+#[test]
 fn status_shows_the_ring_and_gives_its_memory_back() {
     let place = Place::with_server();
     let shape = Shape::plain(64, 0);

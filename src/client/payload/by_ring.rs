@@ -12,7 +12,7 @@ use super::windows::{Slice, Window, runs, windows};
 use crate::client::ClientError;
 use crate::client::extents::ExtentCursor;
 use crate::client::link::core::Core;
-use crate::client::link::ring::RingSide;
+use crate::client::link::ring::{RingSide, Taken};
 use crate::client::link::session::Session;
 use crate::client::memory::{Holding, KvMemory, ObjectGroupPages};
 use crate::copy::{Checksum, CopyPlan, Span, SummedPlan};
@@ -26,6 +26,8 @@ pub(crate) const RING_ITEMS: usize = 1024;
 const WINDOWS: usize = 2;
 /// Stores that are under way at a time, where they are short. Long ones wait for room.
 const MOVES: usize = 16;
+/// Windows after which a call lets others have the lane, if there are any: they wait for so many, however long the call is.
+const TURN_WINDOWS: usize = 16;
 /// What pieces of long parts go through.
 const STAGE_BYTES: u64 = 64 << 10;
 
@@ -191,6 +193,15 @@ impl<'a> Transfer<'a> {
         }
     }
 
+    /// Lets others have the lane. Nothing of this transfer is under way.
+    fn let_others<'l, T>(&mut self, lane: Taken<'l, T>) -> Result<Taken<'l, T>, ClientError> {
+        // Both sides agree about what is left behind.
+        self.whole = true;
+        let lane = lane.let_others(self.core.deadline())?;
+        self.whole = false;
+        Ok(lane)
+    }
+
     /// A ring whose words make no sense is of no more use.
     fn broken(&self, error: &RingError) -> ClientError {
         let reason = format!("the payload ring: {error}");
@@ -211,8 +222,16 @@ pub(crate) fn store(
     let frame_bytes = session.pool()?.frame_bytes();
     let mut lane = ring.store(core.deadline())?;
     let mut transfer = Transfer::new(core, session, ring, memory);
-    let mut long = None;
+    let (mut long, mut in_turn) = (None, 0);
     for window in windows(parts.iter().map(|part| part.bytes), ring.window()) {
+        if in_turn >= TURN_WINDOWS && lane.is_wanted() {
+            while !transfer.under_way.is_empty() {
+                transfer.finish()?;
+            }
+            lane = transfer.let_others(lane)?;
+            in_turn = 0;
+        }
+        in_turn += 1;
         let position = loop {
             match lane.claim(window.bytes) {
                 Ok(position) if transfer.under_way.len() < MOVES => break position,
@@ -251,11 +270,16 @@ pub(crate) fn load(
     let mut lane = ring.load(core.deadline())?;
     let mut transfer = Transfer::new(core, session, ring, memory);
     let windows = windows(parts.iter().map(|part| part.bytes), ring.window());
-    let mut long = None;
+    let (mut long, mut in_turn) = (None, 0);
     let mut ahead = windows.iter();
     for window in &windows {
-        // The server has room for both halves: what came before them was given back.
+        if in_turn >= TURN_WINDOWS && transfer.under_way.is_empty() {
+            lane = transfer.let_others(lane)?;
+            in_turn = 0;
+        }
+        // The server has room for both halves: what came before them was given back. At the end of a turn no more are begun.
         while transfer.under_way.len() < WINDOWS
+            && (in_turn < TURN_WINDOWS || !lane.is_wanted())
             && let Some(next) = ahead.next()
         {
             let named = next.slices.iter().map(|slice| RingPart {
@@ -265,6 +289,7 @@ pub(crate) fn load(
             });
             let parts = named.collect();
             transfer.begin(&Request::RingRead { pin, parts })?;
+            in_turn += 1;
         }
         transfer.finish()?;
         let position = lane
