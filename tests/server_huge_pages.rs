@@ -135,6 +135,7 @@ fn require_without_any_is_refused_with_what_was_found_and_what_to_do() {
         "512.0 MiB",
         "reserved huge pages",
         "transparent huge page",
+        "1 refused with EINVAL",
         "vm.nr_hugepages=",
         "--huge-pages try",
     ] {
@@ -162,7 +163,24 @@ fn try_without_any_falls_back_to_small_pages_and_says_so() {
     );
     assert_eq!(in_smaps(&place).unwrap_or(0), 0);
     let log = place.log();
-    assert!(log.contains("of reserved ones there are too few"), "{log}");
+    let none = [
+        "the pool has no reserved huge pages",
+        "of reserved huge pages of 2.0 MiB it needs 32, and 0 are free",
+    ];
+    assert!(none.iter().all(|part| log.contains(part)), "{log}");
+    let why = memory["not_reserved"].as_str().unwrap();
+    assert!(why.contains("it needs 32, and 0 are free ("), "{memory}");
+    // Every one that was asked for was refused, and after so many no more were.
+    assert_eq!(
+        memory["not_huge"],
+        "32 refused with EINVAL (this kernel is older than 6.1, or has them off for this process or this memory)",
+        "{memory}"
+    );
+    let table = table(&place);
+    assert!(
+        table.contains("not huge: 32 refused with EINVAL") && table.contains("not reserved: of reserved"),
+        "{table}"
+    );
     assert!(
         log.contains("of the pool 0 B of 64.0 MiB are huge pages"),
         "{log}"

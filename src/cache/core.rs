@@ -166,6 +166,11 @@ impl Core {
         self.pool.backing()
     }
 
+    /// Why the pool is not made of reserved pages although those were to be tried.
+    pub fn not_reserved(&self) -> Option<&str> {
+        self.pool.not_reserved()
+    }
+
     /// From where the pool's pages come, and why they do not although they should.
     pub fn placement(&self) -> (&Placement, Option<&str>) {
         self.pool.placement()

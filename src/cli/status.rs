@@ -426,7 +426,15 @@ fn memory(memory: &Value) -> String {
         (Value::String(pages), None) if pages != "small" => format!("{pages} huge pages"),
         (pages, _) => format!("{} pages", show(pages)),
     };
-    format!("{pages}; NUMA: {}", show(&memory["placement"]))
+    let why = |field: &str, what: &str| match &memory[field] {
+        Value::String(reason) => format!("; {what}: {reason}"),
+        _ => String::new(),
+    };
+    let (not_huge, not_reserved) = (why("not_huge", "not huge"), why("not_reserved", "not reserved"));
+    format!(
+        "{pages}{not_huge}{not_reserved}; NUMA: {}",
+        show(&memory["placement"])
+    )
 }
 
 /// What requests reused. The percentage is that of the engines' own metrics: of what they did not hold themselves.

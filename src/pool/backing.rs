@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::error::{NoHugePages, PoolError};
 use super::memory::SYSTEM_ROOT;
+use crate::geometry::Bytes;
 use crate::object::FRAME_BYTES;
 use crate::shm::huge::{Reserved, huge_page_bytes, transparent_setting};
 use crate::shm::numa::Placement;
@@ -112,24 +113,37 @@ pub(super) struct PoolMemory {
     pub(super) mapping: Arc<Mapping<ReadWrite>>,
     pub(super) backing: Backing,
     pub(super) placement: Placement,
+    /// Why it is not made of reserved pages although those were to be tried.
+    pub(super) not_reserved: Option<String>,
     /// Why the kernel did not place it.
     pub(super) not_placed: Option<String>,
+}
+
+/// The file of a pool that is being made.
+struct PoolFile {
+    memfd: Memfd,
+    backing: Backing,
+    not_reserved: Option<String>,
 }
 
 impl PoolMemory {
     /// Of `frames` frames, or of as many as whole huge pages have where only those are used.
     pub(super) fn create(frames: u32, config: &MemoryConfig) -> Result<Self, PoolError> {
         let bytes = u64::from(frames) * FRAME_BYTES;
-        let (memfd, backing) = Self::file(bytes, config.huge_pages)?;
-        let (memfd, mapping, backing) = match (memfd.map(), backing) {
+        let mut file = Self::file(bytes, config.huge_pages)?;
+        let mapping = match (file.memfd.map(), file.backing) {
             // Only now the kernel says whether there are as many.
             (Err(error), Backing::Reserved { .. }) => {
-                let (memfd, backing) = without_reserved(bytes, config.huge_pages, &error)?;
-                let mapping = memfd.map()?;
-                (memfd, mapping, backing)
+                file = without_reserved(bytes, config.huge_pages, &error)?;
+                file.memfd.map()?
             }
-            (mapping, backing) => (memfd, mapping?, backing),
+            (mapping, _) => mapping?,
         };
+        let PoolFile {
+            memfd,
+            backing,
+            not_reserved,
+        } = file;
         if matches!(backing, Backing::Transparent { .. }) {
             mapping.welcome_huge_pages();
         }
@@ -144,25 +158,30 @@ impl PoolMemory {
             mapping: Arc::new(mapping),
             backing,
             placement: config.placement.clone(),
+            not_reserved,
             not_placed,
         })
     }
 
-    fn file(bytes: u64, wanted: HugePages) -> Result<(Memfd, Backing), PoolError> {
+    fn file(bytes: u64, wanted: HugePages) -> Result<PoolFile, PoolError> {
         if !matches!(wanted, HugePages::Try | HugePages::Require) {
             return transparent(bytes, wanted);
         }
-        let page_bytes = Reserved::read(Path::new(SYSTEM_ROOT)).page_bytes;
+        let Reserved { page_bytes, .. } = Reserved::read(Path::new(SYSTEM_ROOT));
         let whole = if page_bytes.is_multiple_of(FRAME_BYTES) && page_bytes > 0 {
             bytes / page_bytes * page_bytes
         } else {
             0
         };
         if whole == 0 {
-            return without_reserved(bytes, wanted, &"there are none of a size that frames fill");
+            return without_reserved(bytes, wanted, &"there are none of a size that the pool fills");
         }
         match Memfd::create_reserved("pool", whole, OwnerAccess::ReadWrite) {
-            Ok(memfd) => Ok((memfd, Backing::Reserved { page_bytes })),
+            Ok(memfd) => Ok(PoolFile {
+                memfd,
+                backing: Backing::Reserved { page_bytes },
+                not_reserved: None,
+            }),
             Err(error) => without_reserved(bytes, wanted, &error),
         }
     }
@@ -173,20 +192,41 @@ fn without_reserved(
     bytes: u64,
     wanted: HugePages,
     refused: &dyn fmt::Display,
-) -> Result<(Memfd, Backing), PoolError> {
-    if wanted != HugePages::Require || probe(bytes) {
-        return transparent(bytes, wanted);
-    }
+) -> Result<PoolFile, PoolError> {
+    let transparent_refused = match wanted {
+        HugePages::Require => probe(bytes).err(),
+        _ => None,
+    };
+    let Some(transparent_refused) = transparent_refused else {
+        let file = transparent(bytes, wanted)?;
+        return Ok(PoolFile {
+            not_reserved: Some(too_few(bytes, refused)),
+            ..file
+        });
+    };
     Err(PoolError::NoHugePages(Box::new(NoHugePages {
         bytes,
         reserved: Reserved::read(Path::new(SYSTEM_ROOT)),
         refused: refused.to_string(),
         transparent_bytes: huge_page_bytes().unwrap_or(0) as u64,
         transparent_setting: transparent_setting(),
+        transparent_refused,
     })))
 }
 
-fn transparent(bytes: u64, wanted: HugePages) -> Result<(Memfd, Backing), PoolError> {
+/// Why reserved pages were refused, with how many there are.
+fn too_few(bytes: u64, refused: &dyn fmt::Display) -> String {
+    let Reserved { page_bytes, free } = Reserved::read(Path::new(SYSTEM_ROOT));
+    match bytes.checked_div(page_bytes) {
+        None => "this kernel has no reserved huge pages".to_owned(),
+        Some(needed) => format!(
+            "of reserved huge pages of {} it needs {needed}, and {free} are free ({refused})",
+            Bytes(page_bytes)
+        ),
+    }
+}
+
+fn transparent(bytes: u64, wanted: HugePages) -> Result<PoolFile, PoolError> {
     let huge = huge_page_bytes().map_or(u64::MAX, |bytes| bytes as u64);
     let required = wanted == HugePages::Require;
     let (bytes, backing) = if wanted == HugePages::Off || bytes < huge {
@@ -196,20 +236,30 @@ fn transparent(bytes: u64, wanted: HugePages) -> Result<(Memfd, Backing), PoolEr
     } else {
         (bytes, Backing::Transparent { required })
     };
-    Ok((Memfd::create("pool", bytes, OwnerAccess::ReadWrite)?, backing))
+    Ok(PoolFile {
+        memfd: Memfd::create("pool", bytes, OwnerAccess::ReadWrite)?,
+        backing,
+        not_reserved: None,
+    })
 }
 
-/// Whether a transparent huge page of shared memory can be had at all: one is made, and looked at.
-fn probe(bytes: u64) -> bool {
+/// Why no transparent huge page of shared memory can be had at all: one is made, and looked at.
+fn probe(bytes: u64) -> Result<(), String> {
     let Some(huge) = huge_page_bytes().filter(|huge| *huge as u64 <= bytes) else {
-        return false;
+        return Err("the pool is smaller than one".to_owned());
     };
-    let made = || -> Result<bool, ShmError> {
+    let made = || -> Result<Option<String>, ShmError> {
         let memfd = Memfd::create("probe", huge as u64, OwnerAccess::Read)?;
         let mapping = memfd.map()?;
         mapping.welcome_huge_pages();
-        let made = mapping.make_huge(0..huge)?;
-        Ok(made && mapping.huge_bytes().is_none_or(|bytes| bytes == huge as u64))
+        let asked = mapping.make_huge(0..huge, || true)?;
+        let is_huge = mapping.huge_bytes().is_none_or(|bytes| bytes == huge as u64);
+        let not_mapped = || (!is_huge).then(|| "it was made and does not map as one".to_owned());
+        Ok(asked.reasons().or_else(not_mapped))
     };
-    made().unwrap_or(false)
+    match made() {
+        Ok(None) => Ok(()),
+        Ok(Some(reason)) => Err(reason),
+        Err(error) => Err(error.to_string()),
+    }
 }

@@ -66,6 +66,8 @@ pub struct NoHugePages {
     pub(super) transparent_bytes: u64,
     /// The setting in force for them.
     pub(super) transparent_setting: String,
+    /// What the kernel answered to a request for one.
+    pub(super) transparent_refused: String,
 }
 
 impl std::error::Error for NoHugePages {}
@@ -92,8 +94,9 @@ impl fmt::Display for NoHugePages {
         } else {
             write!(
                 f,
-                "; a transparent huge page of {} was asked for and not had (shmem_enabled is {})",
+                "; a transparent huge page of {} was asked for and not had: {} (shmem_enabled is {})",
                 Bytes(self.transparent_bytes),
+                self.transparent_refused,
                 self.transparent_setting
             )?;
         }

@@ -143,6 +143,11 @@ impl Pool {
         self.memory.backing
     }
 
+    /// Why it is not made of reserved pages although those were to be tried.
+    pub fn not_reserved(&self) -> Option<&str> {
+        self.memory.not_reserved.as_deref()
+    }
+
     /// From where its pages come, and why they do not although they should.
     pub fn placement(&self) -> (&Placement, Option<&str>) {
         (&self.memory.placement, self.memory.not_placed.as_deref())

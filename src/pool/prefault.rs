@@ -17,6 +17,7 @@ use std::time::Duration;
 use super::PoolError;
 use super::backing::Backing;
 use super::memory::SYSTEM_ROOT;
+use crate::shm::huge::MadeHuge;
 use crate::shm::process::give_way;
 use crate::shm::{Mapping, ReadWrite, ShmError, numa};
 use crate::sync::shared::{AtomicU32, Ordering};
@@ -32,8 +33,8 @@ const REGION_SHARE: u64 = 64;
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// More threads than this are held up by memory and by each other.
 const MOST_THREADS: usize = 8;
-/// Steps without one huge page after which none is asked for any more.
-const HUGE_TRIES: u32 = 4;
+/// Refused huge pages after which none is asked for any more, if there was none that was not refused.
+const HUGE_TRIES: u64 = 32;
 /// Bytes for which one page stands when it is asked on which node it lies.
 const NODE_SAMPLE: usize = 2 << 20;
 
@@ -78,6 +79,8 @@ pub enum PrefaultEvent {
 pub struct Seen {
     /// Bytes that huge pages map. `None`: nobody wanted any, or the kernel does not say.
     pub huge_bytes: Option<u64>,
+    /// What came of each transparent huge page that was asked for. A page that was refused may be asked for again.
+    pub asked: MadeHuge,
     /// Bytes by the node that they lie on, judged by one page of each 2 MiB. Empty: the kernel does not say.
     pub nodes: BTreeMap<u32, u64>,
 }
@@ -133,8 +136,7 @@ impl Prefault {
                 said_not_huge: false,
                 waited_for_huge: false,
                 failed: None,
-                huge_tries: 0,
-                huge_steps: 0,
+                asked: MadeHuge::default(),
                 nodes: BTreeMap::new(),
                 available,
                 on_event,
@@ -158,7 +160,7 @@ impl Prefault {
         Ok(Self { stop, threads })
     }
 
-    /// Asks the threads to end after the steps they are in.
+    /// Asks the threads to end: after the huge page that each of them is at, or the small pages of a step.
     pub fn stop(&self) {
         self.stop.store(1, Ordering::Relaxed);
         self.wake();
@@ -205,8 +207,7 @@ struct State<A, E> {
     /// It was waited for huge pages since the last try.
     waited_for_huge: bool,
     failed: Option<PoolError>,
-    huge_tries: u32,
-    huge_steps: u32,
+    asked: MadeHuge,
     nodes: BTreeMap<u32, u64>,
     available: A,
     on_event: E,
@@ -215,8 +216,15 @@ struct State<A, E> {
 /// What became of a step.
 enum Made {
     Present,
-    /// Only huge pages are wanted, and there were none.
+    /// Only huge pages are wanted, and there were too few.
     NotHuge,
+    /// It was left, for it is to stop.
+    Left,
+}
+
+/// Whether huge pages need not be asked for any more.
+fn is_hopeless(asked: &MadeHuge) -> bool {
+    asked.made == 0 && asked.asked() >= HUGE_TRIES
 }
 
 impl<A: Fn() -> Option<u64>, E: Fn(PrefaultEvent)> Work<A, E> {
@@ -311,18 +319,15 @@ impl<A: Fn() -> Option<u64>, E: Fn(PrefaultEvent)> Work<A, E> {
     fn make(&self, range: Range<usize>) -> Result<Made, PoolError> {
         let mapping = &self.pages.mapping;
         if let Backing::Transparent { required } = self.pages.backing {
-            let hopeless = {
-                let state = self.state();
-                state.huge_tries >= HUGE_TRIES && state.huge_steps == 0
-            };
-            if required || !hopeless {
-                let huge = mapping.make_huge(range.clone())?;
-                let mut state = self.state();
-                state.huge_tries = state.huge_tries.saturating_add(1);
-                state.huge_steps = state.huge_steps.saturating_add(huge.into());
-                if required && !huge {
-                    return Ok(Made::NotHuge);
-                }
+            let go_on = || !self.is_stopped() && (required || !is_hopeless(&self.state().asked));
+            let asked = mapping.make_huge(range.clone(), go_on)?;
+            self.state().asked.add(&asked);
+            if self.is_stopped() {
+                return Ok(Made::Left);
+            }
+            let made = asked.made * self.pages.backing.page_bytes().unwrap_or(0);
+            if required && made < range.len() as u64 {
+                return Ok(Made::NotHuge);
             }
         }
         mapping.prefault(range)?;
@@ -363,6 +368,7 @@ impl<A: Fn() -> Option<u64>, E: Fn(PrefaultEvent)> Work<A, E> {
                 // The lowest last, which is taken first.
                 state.back.sort_by_key(|range| std::cmp::Reverse(range.start));
             }
+            Ok(Made::Left) => {}
             // What lies behind it and is present stays so and is never granted: at most a step of each thread.
             Err(error) => state.failed = state.failed.take().or(Some(error)),
         }
@@ -410,6 +416,7 @@ impl<A: Fn() -> Option<u64>, E: Fn(PrefaultEvent)> Work<A, E> {
         let wanted = self.pages.backing != Backing::Small;
         let seen = Seen {
             huge_bytes: wanted.then(|| self.pages.mapping.huge_bytes()).flatten(),
+            asked: state.asked.clone(),
             nodes: state.nodes.clone(),
         };
         (state.on_event)(PrefaultEvent::Seen(seen));

@@ -40,14 +40,14 @@ pub(super) fn announce(server: &Server) {
     let pages = match (server.config.huge_pages, backing) {
         (HugePages::Off, _) => "small pages",
         (_, Backing::Small) => "small pages: there are no huge ones of a size that the pool fills",
-        (HugePages::Try, Backing::Transparent { .. }) => {
-            "transparent huge pages as far as there are any: of reserved ones there are too few"
-        }
         (_, Backing::Transparent { required: false }) => "transparent huge pages as far as there are any",
         (_, Backing::Transparent { required: true }) => "transparent huge pages only",
         (_, Backing::Reserved { .. }) => "reserved huge pages",
     };
     info!(pages, numa = %placement, "pool memory");
+    if let Some(reason) = core.not_reserved() {
+        info!(reason, "the pool has no reserved huge pages");
+    }
     if let Some(error) = not_placed {
         warn!(
             error,
@@ -69,6 +69,7 @@ pub(super) fn seen(server: &Server, seen: Seen) {
         info!(
             huge_bytes = huge,
             present_bytes = present,
+            not_huge = seen.asked.reasons(),
             "of the pool {} of {} are huge pages",
             Bytes(huge),
             Bytes(present)
@@ -95,6 +96,8 @@ pub(super) fn status(server: &Server) -> Value {
         "pages": core.backing().name(),
         "huge_page_bytes": core.backing().page_bytes(),
         "huge_bytes": seen.and_then(|seen| seen.huge_bytes),
+        "not_huge": seen.and_then(|seen| seen.asked.reasons()),
+        "not_reserved": core.not_reserved(),
         "seen_at": present,
         "numa": server.config.numa.to_string(),
         "policy": if not_placed.is_some() { "none" } else { placement.name() },

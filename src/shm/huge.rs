@@ -2,24 +2,37 @@
 //!
 //! All of it is read from the kernel's files.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use nix::errno::Errno;
 use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 
 use super::memfd::page_size;
 
 /// Bytes of a transparent huge page; nothing where the kernel has none.
 pub fn huge_page_bytes() -> Option<usize> {
-    static BYTES: OnceLock<Option<usize>> = OnceLock::new();
-    *BYTES.get_or_init(|| {
-        let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
-        let bytes: usize = text.trim().parse().ok()?;
-        (bytes.is_power_of_two() && bytes > page_size()).then_some(bytes)
-    })
+    // Nobody waits for who reads it first: a child that was forked meanwhile would do so for ever.
+    static BYTES: AtomicUsize = AtomicUsize::new(NOT_READ);
+    let mut bytes = BYTES.load(Ordering::Relaxed);
+    if bytes == NOT_READ {
+        bytes = read_huge_page_bytes().unwrap_or(0);
+        BYTES.store(bytes, Ordering::Relaxed);
+    }
+    (bytes > 0).then_some(bytes)
+}
+
+/// No size of a page.
+const NOT_READ: usize = usize::MAX;
+
+fn read_huge_page_bytes() -> Option<usize> {
+    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
+    let bytes: usize = text.trim().parse().ok()?;
+    (bytes.is_power_of_two() && bytes > page_size()).then_some(bytes)
 }
 
 /// Bytes of a page of a file that is made of reserved huge pages; nothing for any other file.
@@ -27,6 +40,48 @@ pub(super) fn reserved_page_bytes(fd: BorrowedFd<'_>) -> Option<usize> {
     let seen = fstatfs(fd).ok()?;
     let bytes = usize::try_from(seen.optimal_transfer_size()).ok()?;
     (seen.filesystem_type() == HUGETLBFS_MAGIC && bytes.is_power_of_two()).then_some(bytes)
+}
+
+/// What came of asking for huge pages, one by one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MadeHuge {
+    /// How many are huge now.
+    pub made: u64,
+    /// How many were refused, by the kernel's error.
+    pub refused: BTreeMap<i32, u64>,
+}
+
+impl MadeHuge {
+    /// How many were asked for.
+    pub fn asked(&self) -> u64 {
+        self.made + self.refused.values().sum::<u64>()
+    }
+
+    /// What came of others, too.
+    pub fn add(&mut self, more: &Self) {
+        self.made += more.made;
+        for (error, pages) in &more.refused {
+            *self.refused.entry(*error).or_default() += pages;
+        }
+    }
+
+    /// Why pages were refused, in words; nothing where none was.
+    pub fn reasons(&self) -> Option<String> {
+        let reason = |(error, pages): (&i32, &u64)| {
+            let why = match Errno::from_raw(*error) {
+                Errno::ENOMEM => "no memory in one piece is free, or a control group allows no more",
+                Errno::EAGAIN | Errno::EBUSY => "their memory was in use in that moment",
+                Errno::EINVAL => {
+                    "this kernel is older than 6.1, or has them off for this process or this memory"
+                }
+                Errno::EPERM | Errno::EACCES => "this process may not ask for them",
+                other => other.desc(),
+            };
+            format!("{pages} refused with {:?} ({why})", Errno::from_raw(*error))
+        };
+        let reasons: Vec<String> = self.refused.iter().map(reason).collect();
+        (!reasons.is_empty()).then(|| reasons.join(", "))
+    }
 }
 
 /// Huge pages that an administrator has set aside.
@@ -109,6 +164,27 @@ mod tests {
         assert_eq!(of(0x7f00_0000_0000, 0x7f00_0080_0000), 8 << 20);
         assert_eq!(of(0x7f00_0080_0000, 0x7f00_0090_0000), 0);
         assert_eq!(huge_bytes_in("", &(0..1)), 0);
+    }
+
+    #[test]
+    fn each_refusal_is_counted_and_explained() {
+        let mut all = MadeHuge::default();
+        assert_eq!((all.asked(), all.reasons()), (0, None));
+        let step = |made, errors: &[i32]| MadeHuge {
+            made,
+            refused: errors.iter().map(|error| (*error, 2)).collect(),
+        };
+        all.add(&step(3, &[libc::ENOMEM]));
+        all.add(&step(0, &[libc::ENOMEM, libc::EINVAL, libc::EIO]));
+        assert_eq!((all.made, all.asked()), (3, 11));
+        let said = all.reasons().unwrap();
+        for part in [
+            "4 refused with ENOMEM (no memory in one piece",
+            "2 refused with EINVAL (this kernel",
+            "EIO (I/O error)",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
     }
 
     #[test]

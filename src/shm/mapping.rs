@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::{fmt, io};
 
 use super::ShmError;
-use super::huge::{huge_bytes, huge_page_bytes, reserved_page_bytes};
+use super::huge::{MadeHuge, huge_bytes, huge_page_bytes, reserved_page_bytes};
 use super::memfd::{Memfd, file_len, page_size, seals, to_usize};
 use super::raw_map::{Advice, RawMap};
 use super::words::{LoadU32, LoadU64};
@@ -400,25 +400,31 @@ impl Mapping<ReadWrite> {
         let _ = self.raw.advise(Advice::Huge, 0..self.len());
     }
 
-    /// Makes the whole huge pages of a range huge, as far as the kernel can, whatever its settings say; and what lies in them
-    /// present. Whether all of them are huge now. What the range holds does not change.
+    /// Makes the whole huge pages of a range huge, one after the other, as far as the kernel can, whatever its settings say; and what
+    /// lies in them present. Before each it asks whether to go on. What the range holds does not change.
     ///
     /// # Errors
     /// As [`Mapping::prefault`].
-    pub fn make_huge(&self, range: Range<usize>) -> Result<bool, ShmError> {
+    pub fn make_huge(&self, range: Range<usize>, go_on: impl Fn() -> bool) -> Result<MadeHuge, ShmError> {
+        let mut found = MadeHuge::default();
         let Some(huge) = huge_page_bytes() else {
-            return Ok(false);
+            return Ok(found);
         };
-        let first = range.start.next_multiple_of(huge);
-        let end = range.end / huge * huge;
-        // One page of each, for the kernel refuses what holds nothing at all. The others are zeroed in their new place.
-        for start in (first..end).step_by(huge) {
+        let whole = range.start.next_multiple_of(huge)..range.end / huge * huge;
+        for start in whole.step_by(huge).take_while(|_| go_on()) {
+            // One small page of it, for the kernel refuses what holds nothing at all. The others are zeroed in their new place.
             self.prefault(start..start + 1)?;
+            match self.raw.advise(Advice::Collapse, start..start + huge) {
+                Ok(()) => found.made += 1,
+                Err(error) => {
+                    *found
+                        .refused
+                        .entry(error.raw_os_error().unwrap_or(0))
+                        .or_default() += 1
+                }
+            }
         }
-        if first >= end {
-            return Ok(false);
-        }
-        Ok(self.raw.advise(Advice::Collapse, first..end).is_ok())
+        Ok(found)
     }
 
     /// Bytes of it that the kernel says are mapped by huge pages. `None`: it does not say.

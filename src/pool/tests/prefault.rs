@@ -240,3 +240,21 @@ fn what_is_huge_is_found_in_smaps_and_what_has_to_be_is_waited_for() {
     assert!(last == "Done" || last.starts_with("NoHugePages"), "{last}");
     assert_eq!(found, Some(2 * STEP));
 }
+
+#[test]
+fn steps_of_which_all_but_one_page_are_huge_are_worth_asking_for() {
+    let mut asked = MadeHuge::default();
+    for _ in 0..HUGE_TRIES {
+        asked.add(&MadeHuge {
+            made: 7,
+            refused: [(nix::libc::ENOMEM, 1)].into(),
+        });
+        assert!(!is_hopeless(&asked), "{asked:?}");
+    }
+    let refused = |pages| MadeHuge {
+        made: 0,
+        refused: [(nix::libc::ENOMEM, pages)].into(),
+    };
+    assert!(!is_hopeless(&refused(HUGE_TRIES - 1)));
+    assert!(is_hopeless(&refused(HUGE_TRIES)));
+}

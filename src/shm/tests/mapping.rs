@@ -277,3 +277,25 @@ fn the_set_of_seals_can_be_closed() {
     assert!(matches!(memfd.seal_future_writes(), Err(ShmError::Os { .. })));
     assert!(memfd.map().is_ok());
 }
+
+#[test]
+fn huge_pages_are_asked_for_one_by_one_and_each_answer_counts() {
+    let Some(huge) = huge_page_bytes() else {
+        eprintln!("SKIPPED: this kernel has no transparent huge pages");
+        return;
+    };
+    let memfd = Memfd::create("huge", 4 * huge as u64, OwnerAccess::ReadWrite).unwrap();
+    let mapping = memfd.map().unwrap();
+    let looks = std::cell::Cell::new(0);
+    let asked = mapping.make_huge(0..4 * huge, || {
+        looks.set(looks.get() + 1);
+        looks.get() <= 2
+    });
+    // It was told to stop before the third.
+    assert_eq!((asked.unwrap().asked(), looks.get()), (2, 3));
+    // No whole one lies in it.
+    let none = mapping.make_huge(1..2 * huge - 1, || true).unwrap();
+    assert_eq!(none.asked(), 0);
+    let rest = mapping.make_huge(huge + 1..4 * huge, || true).unwrap();
+    assert_eq!(rest.asked(), 2);
+}
