@@ -105,6 +105,29 @@ fn a_misspelt_variable_is_refused_and_the_nearest_known_named() {
     }
 }
 
+#[test]
+fn a_copy_that_there_is_not_is_refused_with_those_there_are() {
+    for (name, says) in [
+        ("avx2", "no copy is called \"avx2\""),
+        ("Portable", "avx2-4x512, avx2-8x64"),
+    ] {
+        for args in [&["serve"][..], &["serve", "--print-config"]] {
+            let (code, shown, error) = run(args, |command| {
+                command.env("KVASIR_COPY_PATH", name);
+            });
+            assert_eq!((code, shown.as_str()), (Some(2), ""), "{error}");
+            let named = error.contains("environment variable KVASIR_COPY_PATH: ") && error.contains(says);
+            assert!(named && error.lines().count() == 1, "{error}");
+        }
+    }
+    for name in ["portable", ""] {
+        let (code, _, error) = run(&["serve", "--print-config"], |command| {
+            command.env("KVASIR_COPY_PATH", name);
+        });
+        assert_eq!(code, Some(0), "{name:?}: {error}");
+    }
+}
+
 /// A server that the tests start must not stumble over what tells the tests where the program is.
 #[test]
 fn every_variable_of_this_repository_is_known() {

@@ -1861,7 +1861,8 @@ kvasir_code kvasir_clear(struct kvasir_client client, uint32_t *done);
 uint32_t kvasir_abi_version(void);
 
 /**
- * What this library is and can do. Needs no server.
+ * What this library is and can do. Needs no server. KVASIR_CODE_INVALID_ARGUMENT where the environment's KVASIR_COPY_PATH names a
+ * copy that this machine does not have.
  */
 kvasir_code kvasir_get_capabilities(struct kvasir_capabilities *capabilities);
 

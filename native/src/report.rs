@@ -4,12 +4,12 @@
 #![allow(clippy::missing_safety_doc)] // the rules stand once, at the header's top
 
 use std::ffi::{CStr, CString, c_char};
-use std::sync::OnceLock;
 
 use kvasir::client::{Counter, Health, MAX_WAIT, ReuseCounters};
 use kvasir::control::ABI_VERSION;
 use kvasir::copy::CopyEngine;
 use kvasir::index::conditions::{Condition, Conditions};
+use kvasir::shm::first::FirstMade;
 use kvasir::wire::{MAX_DOMAIN_FIELD_BYTES, MAX_ITEMS, MAX_KEYS, MAX_MESSAGE_GROUPS, PROTOCOL_VERSION};
 
 use crate::failure::{self, Failure, Outcome, kvasir_code};
@@ -30,14 +30,16 @@ pub extern "C" fn kvasir_abi_version() -> u32 {
     KVASIR_ABI_VERSION
 }
 
-/// What this library is and can do. Needs no server.
+/// What this library is and can do. Needs no server. KVASIR_CODE_INVALID_ARGUMENT where the environment's KVASIR_COPY_PATH names a
+/// copy that this machine does not have.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_get_capabilities(capabilities: *mut kvasir_capabilities) -> kvasir_code {
     call(|| {
         // SAFETY: the header's rules, as in every function of this file.
         let place = unsafe { StructPlace::new(capabilities, "capabilities") }?;
-        static COPY_PATH: OnceLock<CString> = OnceLock::new();
-        let copy_path = COPY_PATH.get_or_init(|| {
+        CopyEngine::check_named().map_err(|error| Failure::argument_of(&[], error.to_string()))?;
+        static COPY_PATH: FirstMade<CString> = FirstMade::new();
+        let copy_path = COPY_PATH.get_or_make(|| {
             let name = CopyEngine::detect().path().to_string();
             CString::new(name).unwrap_or_default()
         });

@@ -410,7 +410,8 @@ def parse_size(text: str) -> int:
     """Bytes of a size as `kvasir serve --pool-size` reads it (`"64MiB"`, `"1.5GB"`). ValueError if it is none."""
 
 def copy_path() -> str:
-    """Which host copy this machine was found to do best, such as "avx2-4x512+avx2-ahead8" (without sums, with sums) or "portable"."""
+    """Which host copy this machine was found to do best, such as "avx2-4x512+avx2-ahead8" (without sums, with sums) or "portable".
+    ValueError if the environment's KVASIR_COPY_PATH names one that it does not have."""
 
 def version() -> str: ...
 def testing_corrupt_pool(socket: str, seed: int | None = None, starts: list[bytes] | None = None) -> int:

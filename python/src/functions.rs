@@ -279,8 +279,10 @@ fn layout_fingerprint<'py>(py: Python<'py>, json: &str) -> PyResult<Bound<'py, P
 }
 
 #[pyfunction]
-fn copy_path() -> String {
-    CopyEngine::detect().path().to_string()
+fn copy_path(py: Python<'_>) -> PyResult<String> {
+    CopyEngine::check_named().map_err(|error| PyValueError::new_err(error.to_string()))?;
+    // Who asks first waits for a measurement, which others need not.
+    Ok(py.detach(|| CopyEngine::detect().path().to_string()))
 }
 
 #[pyfunction]

@@ -510,13 +510,18 @@ def test_versions():
 
 
 @pytest.mark.parametrize("name", ["portable", "avx2-4x512+avx2-ahead16", "avx2", "neon-ahead1+"])
-def test_the_environment_names_the_copy(name: str):
-    """A name that this machine cannot follow is left aside."""
-    code = "import kvasir; print(kvasir.copy_path())"
+@pytest.mark.parametrize("call", ["kvasir.copy_path()", "kvasir.Client('/nowhere/k.sock', 'tool', 'test', bytes(16), 0.1).close()"])
+def test_the_environment_names_the_copy(name: str, call: str):
+    """A name that there is not, or that this machine cannot follow, is refused where it would be used."""
     environment = dict(os.environ, KVASIR_COPY_PATH=name)
-    output = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    command = [sys.executable, "-c", f"import kvasir; print({call})"]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True)
     known = name == "portable" or (name.startswith("avx2-4x512+") and kvasir.copy_path() != "portable")
-    assert (output.stdout.strip() == name) == known
+    assert (output.returncode == 0) == known, output.stderr
+    if not known:
+        assert f"environment variable KVASIR_COPY_PATH: no copy is called \"{name}\"" in output.stderr
+    elif "copy_path" in call:
+        assert output.stdout.strip() == name
 
 
 def test_models_of_different_alignments_share_a_server_of_model_scope():

@@ -9,6 +9,7 @@ use clap::{ArgMatches, Args, CommandFactory};
 use super::log::Log;
 use super::output::{fail, failure, print};
 use super::{BAD_INPUT, Cli, arguments, environment, socket};
+use crate::copy::CopyEngine;
 use crate::server::{self, Config, ServerError, Settings, SettingsError};
 
 /// Settings come from, in this order: flags, environment, the file of --config, defaults.
@@ -49,6 +50,7 @@ fn serve(
         (error.to_string(), BAD_INPUT)
     }
     environment::check(&Cli::command(), std::env::vars_os()).map_err(bad_input)?;
+    CopyEngine::check_named().map_err(bad_input)?;
     let config = effective(args.settings, args.config, matches).map_err(bad_input)?;
     if args.print_config {
         return Ok(print(&config.to_toml().map_err(bad_input)?));

@@ -18,6 +18,7 @@ use super::memory::KvMemory;
 use super::payload::request::{LoadRequest, StoreOutcome, StoreRequest};
 use super::{ClientConfig, ClientError, ClientStats, Maps};
 use crate::control::{ControlView, Counter, Health};
+use crate::copy::CopyEngine;
 use crate::index::conditions::Conditions;
 use crate::index::counters::ReuseCounters;
 use crate::keys::ChunkKey;
@@ -36,11 +37,13 @@ impl Client {
     /// process that has no descriptor or thread to spare: the client is degraded until it has.
     ///
     /// # Errors
-    /// [`ClientError::InvalidArgument`] for a deadline or a heartbeat of more than [`super::MAX_WAIT`].
+    /// [`ClientError::InvalidArgument`] for a deadline or a heartbeat of more than [`super::MAX_WAIT`], or for a copy in
+    /// [`PATH_VARIABLE`](crate::copy::PATH_VARIABLE) that there is not.
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
         for (what, time) in [("deadline", config.deadline), ("heartbeat", config.heartbeat)] {
             check_wait(what, time)?;
         }
+        CopyEngine::check_named().map_err(ClientError::invalid)?;
         let core = Arc::new(Core::new(config));
         if recover::ensure(&core).is_ok() {
             core.first_attempt(core.deadline());

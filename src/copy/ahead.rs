@@ -3,9 +3,8 @@
 use std::ptr;
 
 use super::lanes::Lanes;
+use super::path::STRIP_BYTES;
 
-/// Longest strip: a page, the reach of a hardware prefetcher.
-const STRIP_BYTES: usize = 4096;
 /// Cache line.
 const LINE: usize = 64;
 

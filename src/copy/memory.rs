@@ -13,9 +13,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::error::{CopyError, Side};
-
-/// Alignment of memory made by [`HostMemory::zeroed`]: a page, as the pool's frames have.
-const PAGE: usize = 4096;
+use crate::shm::page_size;
 
 /// A place in one of the regions of a side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +107,7 @@ impl HostMemory {
         self
     }
 
-    /// A fresh region of zeroes, page aligned, freed with the handle: for staging, benchmarks and tests.
+    /// A fresh region of zeroes, aligned to the machine's page, freed with the handle: for staging, benchmarks and tests.
     ///
     /// # Panics
     ///
@@ -221,7 +219,7 @@ unsafe impl Sync for Heap {}
 
 impl Heap {
     fn zeroed(len: usize) -> Self {
-        let layout = Layout::from_size_align(len.max(1), PAGE).expect("length fits the address space");
+        let layout = Layout::from_size_align(len.max(1), page_size()).expect("length fits the address space");
         // SAFETY: the layout is at least one byte long.
         let base = unsafe { alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else {

@@ -17,6 +17,7 @@
 //! ```text
 //! memory, mapped   the regions of a plan
 //! plan, summed     what is to be copied; and summed as well
+//! overlap          whether a plan reads what it writes
 //! path, tune       the ways to copy, and which of them this machine does best
 //! leaf, xxh3       the sum of a part
 //! window, share    the shares of several threads
@@ -39,6 +40,7 @@ mod lanes;
 mod leaf;
 mod mapped;
 mod memory;
+pub(crate) mod overlap;
 mod path;
 mod plan;
 mod share;
@@ -55,11 +57,11 @@ pub use engine::CopyEngine;
 pub use error::{CopyError, Side};
 pub use leaf::{Checksum, LEAF_BYTES, LeafSums};
 pub use memory::{HostMemory, Span};
-pub use path::CopyPath;
+pub use path::{CopyPath, CopyPathError};
 pub use plan::{CopyPlan, Piece};
 pub use share::THREADS_MAX;
 pub use summed::SummedPlan;
-pub use tune::PATH_VARIABLE;
+pub use tune::{NamedPathError, PATH_VARIABLE};
 
 /// Executes `plan` on the fastest path of this machine: `CopyEngine::detect().execute(..)`.
 pub fn execute(plan: &CopyPlan, src: &[HostMemory], dst: &[HostMemory]) -> Result<u64, CopyError> {

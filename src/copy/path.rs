@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// Longest strip of those that are copied or fetched in turns: a page of most machines, the reach of a hardware prefetcher.
+pub(super) const STRIP_BYTES: usize = 4096;
+
 /// How a copy without sums is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Weave {
@@ -86,6 +89,11 @@ impl CopyPath {
         plain: None,
         summing: None,
     };
+
+    /// Those that have a name, whether or not this machine can take them.
+    pub(super) fn every() -> impl Iterator<Item = Self> {
+        plains().flat_map(|plain| summings().map(move |summing| Self { plain, summing }))
+    }
 }
 
 const PORTABLE: &str = "portable";
@@ -109,32 +117,65 @@ impl fmt::Display for CopyPath {
     }
 }
 
+/// A name in the environment that gives no copy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CopyPathError {
+    /// No copy has it.
+    #[error(
+        "no copy is called {name:?}; a name is {PORTABLE}, or two names with a plus between them: {}",
+        names()
+    )]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// This machine cannot copy so.
+    #[error(
+        "this machine cannot copy by {name}: its processor lacks what that needs; without a name the fastest copy is measured"
+    )]
+    NotHere {
+        /// The name.
+        name: String,
+    },
+}
+
+fn plains() -> impl Iterator<Item = Option<Weave>> {
+    Weave::ALL.into_iter().map(Some).chain([None])
+}
+
+fn summings() -> impl Iterator<Item = Option<Summing>> {
+    let all = Kernel::ALL
+        .iter()
+        .flat_map(|&kernel| AHEADS.map(|ahead| Some(Summing { kernel, ahead })));
+    all.chain([None])
+}
+
+/// Those that may stand before the plus, and those behind it.
+fn names() -> String {
+    let plains: Vec<&str> = plains()
+        .map(|plain| plain.map_or(PORTABLE, Weave::name))
+        .collect();
+    let summings =
+        summings().map(|summing| summing.map_or(PORTABLE.to_owned(), |summing| summing.to_string()));
+    let summings: Vec<String> = summings.collect();
+    format!(
+        "{} before it, {} behind it",
+        plains.join(", "),
+        summings.join(", ")
+    )
+}
+
 impl FromStr for CopyPath {
-    type Err = String;
+    type Err = CopyPathError;
 
     /// Reads what [`Display`](fmt::Display) writes; whether this machine can is not asked.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == PORTABLE {
             return Ok(Self::PORTABLE);
         }
-        let plains = Weave::ALL.into_iter().map(Some).chain([None]);
-        let summings = Kernel::ALL
-            .iter()
-            .flat_map(|&kernel| AHEADS.map(|ahead| Some(Summing { kernel, ahead })));
-        let all: Vec<Self> = plains
-            .flat_map(|plain| {
-                summings
-                    .clone()
-                    .chain([None])
-                    .map(move |summing| Self { plain, summing })
-            })
-            .collect();
-        let found = all.into_iter().find(|path| path.to_string() == text);
-        found.ok_or_else(|| {
-            format!(
-                "no copy is called {text:?}: a name is {PORTABLE}, or two names with a plus between them, such as \
-                 avx2-4x512+avx2-ahead8"
-            )
+        let found = Self::every().find(|path| path.to_string() == text);
+        found.ok_or_else(|| CopyPathError::Unknown {
+            name: text.to_owned(),
         })
     }
 }
@@ -158,7 +199,13 @@ mod tests {
             }
         }
         assert_eq!("portable".parse(), Ok(CopyPath::PORTABLE));
-        let error = "avx2".parse::<CopyPath>().unwrap_err();
+        let error = "avx2".parse::<CopyPath>().unwrap_err().to_string();
         assert!(error.starts_with("no copy is called \"avx2\""), "{error}");
+        for plain in [
+            "avx2-4x512, avx2-8x64, avx2-ahead8, portable before",
+            "portable behind",
+        ] {
+            assert!(error.contains(plain), "{error}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::error::{CopyError, Side};
 use super::memory::{HostMemory, Span};
+use super::overlap::{self, Placed};
 
 /// One run of bytes to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,43 +91,19 @@ impl CopyPlan {
                 .checked_add(piece.len)
                 .ok_or(CopyError::TooManyBytes { piece: index })?;
         }
-        let overlap = |a: &HostMemory, b: &HostMemory| {
-            a.address() < b.address() + b.len() && b.address() < a.address() + a.len()
+        let range = |memory: &HostMemory| {
+            let start = memory.address() as u64;
+            start..start + memory.len() as u64
         };
-        if src.iter().any(|a| dst.iter().any(|b| overlap(a, b))) {
-            self.check_overlap(src, dst)?;
-        }
-        Ok(())
-    }
-
-    /// The exact check, for regions that share addresses; every piece is inside its regions.
-    fn check_overlap(&self, src: &[HostMemory], dst: &[HostMemory]) -> Result<(), CopyError> {
-        let range = |regions: &[HostMemory], span: Span, len: u64| {
-            let start = regions[usize::from(span.region)].address() + span.offset as usize;
-            (start, start + len as usize)
+        let start = |regions: &[HostMemory], span: Span| {
+            regions[usize::from(span.region)].address() as u64 + span.offset
         };
-        let mut written: Vec<(usize, usize, usize)> = Vec::with_capacity(self.pieces.len());
-        for (index, piece) in self.pieces.iter().enumerate() {
-            let (start, end) = range(dst, piece.dst, piece.len);
-            written.push((start, end, index));
-        }
-        written.sort_unstable();
-        // Let each entry carry the furthest end of all before it, so that one look-up finds any overlap.
-        for i in 1..written.len() {
-            if written[i - 1].1 > written[i].1 {
-                (written[i].1, written[i].2) = (written[i - 1].1, written[i - 1].2);
-            }
-        }
-        for (read, piece) in self.pieces.iter().enumerate() {
-            let (start, end) = range(src, piece.src, piece.len);
-            let before = written.partition_point(|entry| entry.0 < end);
-            if let Some(&(_, furthest, write)) = before.checked_sub(1).map(|last| &written[last])
-                && furthest > start
-            {
-                return Err(CopyError::Overlap { read, write });
-            }
-        }
-        Ok(())
+        let placed = self.pieces.iter().map(|piece| Placed {
+            from: start(src, piece.src),
+            to: start(dst, piece.dst),
+            bytes: piece.len,
+        });
+        overlap::check(src.iter().map(range), dst.iter().map(range), placed)
     }
 }
 

@@ -8,13 +8,12 @@ use std::thread;
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use super::leaf::lengths_of;
+use super::path::STRIP_BYTES;
 
 /// Most threads of one copy.
 pub const THREADS_MAX: usize = 16;
 /// What a thread has to copy at least: starting one costs as long as a fraction of this.
 pub(super) const SHARE_BYTES_MIN: u64 = 2 << 20;
-/// Shares of copies without sums begin on multiples of this, as strips do.
-const STRIP_BYTES: u64 = 4096;
 /// A copy needs little of it.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -33,9 +32,11 @@ fn threads_for(bytes: u64, threads: usize) -> usize {
 /// Equal shares of `bytes`.
 pub(super) fn by_bytes(bytes: u64, threads: usize) -> impl Iterator<Item = Share> {
     let threads = threads_for(bytes, threads) as u64;
+    // Strips begin on multiples of their length, and so do shares.
+    let strip = STRIP_BYTES as u64;
     let at = move |share: u64| match share == threads {
         true => bytes,
-        false => bytes / threads * share / STRIP_BYTES * STRIP_BYTES,
+        false => bytes / threads * share / strip * strip,
     };
     (0..threads).map(move |share| Share {
         first: at(share),

@@ -19,13 +19,10 @@ use std::ptr;
 use super::ahead::Ahead;
 use super::lanes::{Avx2, Lanes as _};
 use super::memory::Resolved;
-use super::path::Weave;
+use super::path::{STRIP_BYTES, Weave};
 
 /// Most strips that advance together; sixteen gained nothing anywhere.
 const STREAMS_MAX: usize = 8;
-
-/// Longest strip: a page, the reach of a hardware prefetcher.
-const STRIP_BYTES: usize = 4096;
 
 /// Cache line, the unit of a full write-combining buffer.
 const LINE: usize = 64;

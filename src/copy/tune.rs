@@ -4,17 +4,22 @@
 //! They take turns, and the shortest time of each counts: another process can only make a copy slower. Why it is measured and not looked
 //! up: docs/decisions/0013-two-level-sums.md.
 
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::engine::CopyEngine;
 use super::memory::{HostMemory, Span};
-use super::path::{AHEADS, CopyPath, Kernel, Summing, Weave};
+use super::path::{AHEADS, CopyPath, CopyPathError, Kernel, Summing, Weave};
 use super::share::SHARE_BYTES_MIN;
 use super::summed::SummedPlan;
+use crate::shm::first::FirstMade;
 
 /// The environment's word for the path, such as `portable` or `avx2-4x512+avx2-ahead8`.
 pub const PATH_VARIABLE: &str = "KVASIR_COPY_PATH";
+
+/// What is wrong with the environment's word.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("environment variable {PATH_VARIABLE}: {0}")]
+pub struct NamedPathError(CopyPathError);
 
 /// How long the choice of paths may take, and that of threads. A candidate that is under way is not stopped.
 const BUDGET: Duration = Duration::from_millis(8);
@@ -33,28 +38,46 @@ const THREADS_COST_MAX: f64 = 1.1;
 
 impl CopyEngine {
     /// The fastest path of this machine, with one thread. It is measured when it is first asked for, for some milliseconds, and
-    /// remembered for the process. [`PATH_VARIABLE`] names another.
+    /// remembered for the process. [`PATH_VARIABLE`] names another, and one that cannot be is refused by [`check_named`](Self::check_named).
     pub fn detect() -> Self {
-        static DETECTED: OnceLock<CopyEngine> = OnceLock::new();
-        *DETECTED.get_or_init(|| named().unwrap_or_else(measure))
+        static DETECTED: FirstMade<CopyEngine> = FirstMade::new();
+        *DETECTED.get_or_make(|| named().ok().flatten().unwrap_or_else(measure))
+    }
+
+    /// Refuses what [`PATH_VARIABLE`] names where no copy is called so, or this machine cannot copy so. Programs ask before they begin:
+    /// a slip would leave the measured copy in the place of the one that is wanted.
+    ///
+    /// # Errors
+    /// [`NamedPathError`], with the names that there are.
+    pub fn check_named() -> Result<(), NamedPathError> {
+        named().map(drop).map_err(NamedPathError)
     }
 
     /// [`detect`](Self::detect), with as many threads for large copies as a measurement says is worth it: one on machines with two cores or
     /// fewer, and elsewhere so many that a byte costs at most a tenth more of a processor's time.
     pub fn with_measured_threads(self) -> Self {
-        static THREADS: OnceLock<usize> = OnceLock::new();
+        static THREADS: FirstMade<usize> = FirstMade::new();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        self.with_threads(*THREADS.get_or_init(|| match cores {
+        self.with_threads(*THREADS.get_or_make(|| match cores {
             0..=2 => 1,
             cores => measure_threads(self, cores),
         }))
     }
 }
 
-/// What the environment says, if this machine can. The client library has no log: status shows which path is taken.
-fn named() -> Option<CopyEngine> {
-    let name = std::env::var(PATH_VARIABLE).ok()?;
-    name.parse().ok().and_then(CopyEngine::on)
+/// What the environment says.
+fn named() -> Result<Option<CopyEngine>, CopyPathError> {
+    match std::env::var_os(PATH_VARIABLE) {
+        Some(name) if !name.is_empty() => of_name(&name.to_string_lossy()).map(Some),
+        // Set to nothing is not set.
+        _ => Ok(None),
+    }
+}
+
+fn of_name(name: &str) -> Result<CopyEngine, CopyPathError> {
+    CopyEngine::on(name.parse()?).ok_or_else(|| CopyPathError::NotHere {
+        name: name.to_owned(),
+    })
 }
 
 /// Scattered pages of cold memory, and where they go.
@@ -242,6 +265,21 @@ mod tests {
         assert_eq!(of(55, 40), 2);
         assert_eq!(of(56, 30), 1);
         assert_eq!(of(70, 27), 4);
+    }
+
+    #[test]
+    fn a_name_gives_its_copy_or_an_error() {
+        assert_eq!(of_name("portable"), Ok(CopyEngine::portable()));
+        assert!(matches!(of_name("Portable"), Err(CopyPathError::Unknown { .. })));
+        let here = CopyEngine::all();
+        for path in CopyPath::every() {
+            match of_name(&path.to_string()) {
+                Ok(engine) => assert_eq!((engine.path(), CopyEngine::on(path)), (path, Some(engine))),
+                Err(error) => {
+                    assert!(!here.iter().any(|engine| engine.path() == path), "{error}");
+                }
+            }
+        }
     }
 
     #[test]

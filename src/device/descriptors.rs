@@ -1,6 +1,6 @@
 //! From a plan to what is submitted: every check, and as few descriptors as there can be.
 
-use crate::copy::{CopyError, CopyPlan, Side};
+use crate::copy::{CopyError, CopyPlan, Side, overlap};
 
 use super::memory::PlanMemory;
 
@@ -77,7 +77,16 @@ pub(super) fn descriptors(
             bytes: piece.len,
         });
     }
-    overlap(&placed, src, dst)?;
+    let range = |memory: &&dyn PlanMemory| memory.address()..memory.address() + memory.bytes();
+    let start = |regions: &[&dyn PlanMemory], (region, offset): (u16, u64)| {
+        regions[usize::from(region)].address() + offset
+    };
+    let addresses = placed.iter().map(|piece| overlap::Placed {
+        from: start(src, piece.src),
+        to: start(dst, piece.dst),
+        bytes: piece.bytes,
+    });
+    overlap::check(src.iter().map(range), dst.iter().map(range), addresses)?;
     Ok(cut(&merged(placed), src, dst))
 }
 
@@ -97,41 +106,6 @@ fn region<'a>(
             region,
             regions: regions_given,
         })
-}
-
-/// Refuses a plan that reads what it writes. Regions are compared first: mostly no two of them share addresses.
-fn overlap(placed: &[Placed], src: &[&dyn PlanMemory], dst: &[&dyn PlanMemory]) -> Result<(), CopyError> {
-    let meet = |a: &dyn PlanMemory, b: &dyn PlanMemory| {
-        a.address() < b.address() + b.bytes() && b.address() < a.address() + a.bytes()
-    };
-    if !src.iter().any(|a| dst.iter().any(|b| meet(*a, *b))) {
-        return Ok(());
-    }
-    let start = |regions: &[&dyn PlanMemory], (region, offset): (u16, u64)| {
-        regions[usize::from(region)].address() + offset
-    };
-    let mut written: Vec<(u64, u64, usize)> = Vec::with_capacity(placed.len());
-    for (index, piece) in placed.iter().enumerate() {
-        let at = start(dst, piece.dst);
-        written.push((at, at + piece.bytes, index));
-    }
-    written.sort_unstable();
-    // Each entry carries the furthest end of all before it, so that one look finds any overlap.
-    for at in 1..written.len() {
-        if written[at - 1].1 > written[at].1 {
-            (written[at].1, written[at].2) = (written[at - 1].1, written[at - 1].2);
-        }
-    }
-    for (read, piece) in placed.iter().enumerate() {
-        let at = start(src, piece.src);
-        let before = written.partition_point(|entry| entry.0 < at + piece.bytes);
-        if let Some(&(_, end, write)) = before.checked_sub(1).map(|last| &written[last])
-            && end > at
-        {
-            return Err(CopyError::Overlap { read, write });
-        }
-    }
-    Ok(())
 }
 
 /// Merges pieces that follow each other on both sides, in whichever order the plan names them. A batch has no order,

@@ -6,7 +6,7 @@
 //! answer says it. All 32 bytes count, so that keys with equal beginnings do not fall together either.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Numbers that go into a fold: one for each word of a key, and one for what is not a key's.
 type Seeds = [u64; 5];
@@ -19,15 +19,24 @@ pub struct KeyHashing {
 
 impl Default for KeyHashing {
     fn default() -> Self {
-        static SEEDS: OnceLock<Seeds> = OnceLock::new();
-        let random = || {
-            // What the standard library has from the kernel, which nobody learns from what this gives.
-            let random = RandomState::new();
-            std::array::from_fn(|number| random.hash_one(number))
-        };
-        Self {
-            seeds: *SEEDS.get_or_init(random),
-        }
+        // Each number is there or not, and nobody waits for another thread: a child that was forked meanwhile would do so for ever.
+        static SEEDS: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
+        let mut random = None;
+        let seeds = std::array::from_fn(|number| match SEEDS[number].load(Ordering::Relaxed) {
+            0 => {
+                // What the standard library has from the kernel, which nobody learns from what this gives.
+                let own = random
+                    .get_or_insert_with(RandomState::new)
+                    .hash_one(number)
+                    .max(1);
+                match SEEDS[number].compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {
+                    Ok(_) => own,
+                    Err(first) => first,
+                }
+            }
+            seed => seed,
+        });
+        Self { seeds }
     }
 }
 

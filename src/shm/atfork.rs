@@ -16,7 +16,6 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::OnceLock;
 
 use super::ShmError;
 use crate::sync::shared::{AtomicU32, AtomicU64, Ordering};
@@ -30,6 +29,11 @@ static SLOTS: [AtomicU32; MAX_FORK_CLOSED_FDS] = [const { AtomicU32::new(EMPTY) 
 /// 1 while a descriptor is being closed or a fork is under way. A mutex of the standard library cannot be held across
 /// `fork` and be given back in the child.
 static GATE: AtomicU32 = AtomicU32::new(0);
+/// 1 once the handlers are installed.
+static INSTALLED: AtomicU32 = AtomicU32::new(0);
+/// The thread that forks, and how often its handlers were called again. They may be installed twice.
+static FORKER: AtomicU32 = AtomicU32::new(0);
+static CALLED_AGAIN: AtomicU32 = AtomicU32::new(0);
 static FORKS_STARTED: AtomicU64 = AtomicU64::new(0);
 static FORKS_ENDED: AtomicU64 = AtomicU64::new(0);
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -126,12 +130,15 @@ fn raw_of(word: u32) -> Option<RawFd> {
     word.checked_sub(1).map(|raw| raw as RawFd)
 }
 
+/// Threads that come at the same time install the handlers twice, which the handlers bear. Having one wait for the other would be
+/// worse: a child that was forked meanwhile would wait for a thread that it does not have.
 fn install() -> Result<(), ShmError> {
-    static INSTALLED: OnceLock<i32> = OnceLock::new();
-    // SAFETY: the three handlers are `extern "C"` functions of this module that live as long as the program.
-    let rc = *INSTALLED
-        .get_or_init(|| unsafe { libc::pthread_atfork(Some(prepare), Some(in_parent), Some(in_child)) });
+    if INSTALLED.load(Ordering::Acquire) != 0 {
+        return Ok(());
+    }
+    let rc = install_again();
     if rc == 0 {
+        INSTALLED.store(1, Ordering::Release);
         return Ok(());
     }
     Err(ShmError::os(
@@ -141,17 +148,52 @@ fn install() -> Result<(), ShmError> {
     ))
 }
 
+fn install_again() -> i32 {
+    // SAFETY: the three handlers are `extern "C"` functions of this module that live as long as the program.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(in_parent), Some(in_child)) }
+}
+
+/// Never 0.
+fn this_thread() -> u32 {
+    // SAFETY: no argument and no effect.
+    unsafe { libc::gettid() as u32 }
+}
+
+/// Whether this is the last call of the handlers that follow a fork. The gate is held.
+fn is_last_call() -> bool {
+    let left = CALLED_AGAIN.load(Ordering::Relaxed);
+    if left > 0 {
+        CALLED_AGAIN.store(left - 1, Ordering::Relaxed);
+        return false;
+    }
+    FORKER.store(0, Ordering::Relaxed);
+    true
+}
+
 unsafe extern "C" fn prepare() {
+    let this = this_thread();
+    // Only this thread has written its own number.
+    if FORKER.load(Ordering::Relaxed) == this {
+        CALLED_AGAIN.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
     lock_gate();
+    FORKER.store(this, Ordering::Relaxed);
     FORKS_STARTED.fetch_add(1, Ordering::SeqCst);
 }
 
 unsafe extern "C" fn in_parent() {
+    if !is_last_call() {
+        return;
+    }
     FORKS_ENDED.fetch_add(1, Ordering::SeqCst);
     unlock_gate();
 }
 
 unsafe extern "C" fn in_child() {
+    if !is_last_call() {
+        return;
+    }
     // Other threads' forks that were under way in the parent will never end here.
     FORKS_ENDED.store(FORKS_STARTED.load(Ordering::SeqCst), Ordering::SeqCst);
     GENERATION.fetch_add(1, Ordering::SeqCst);
@@ -251,6 +293,36 @@ mod tests {
         dropper.join().unwrap();
         forker.join().unwrap();
         assert!(FORKS_STARTED.load(Ordering::SeqCst) > started);
+    }
+
+    /// Other tests of this process fork with twice the handlers from here on, as they may.
+    #[test]
+    fn handlers_that_are_installed_twice_do_their_work_once() {
+        install().unwrap();
+        assert_eq!(install_again(), 0);
+        let (started, generation) = (FORKS_STARTED.load(Ordering::SeqCst), process_generation());
+        // SAFETY: the child calls alarm and _exit only.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let ok =
+                process_generation() == generation + 1 && forks_so_far().is_ok_and(|forks| forks.is_some());
+            // SAFETY: as above. A gate that stays locked ends by the alarm.
+            unsafe {
+                libc::alarm(20);
+                lock_gate();
+                libc::_exit(i32::from(!ok));
+            }
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+            "{status:#x}"
+        );
+        assert!(FORKS_STARTED.load(Ordering::SeqCst) > started);
+        lock_gate();
+        unlock_gate();
     }
 
     #[test]

@@ -12,6 +12,7 @@
 pub mod atfork;
 mod error;
 pub mod fdpass;
+pub mod first;
 pub mod heap;
 pub mod huge;
 pub mod lock;
