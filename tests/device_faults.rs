@@ -2,10 +2,12 @@
 
 mod device_support;
 
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use device_support::*;
-use kvasir::copy::Span;
+use kvasir::copy::{HostMemory, Span};
 use kvasir::device::*;
 
 #[test]
@@ -179,4 +181,50 @@ fn a_plan_that_is_half_submitted_keeps_its_memory_until_that_has_ended() {
         }
         assert_eq!((count(4), count(6)), (0, 1));
     });
+}
+
+/// Memory whose end asks the engine that kept it.
+struct Asks(DeviceCopyEngine, mpsc::Sender<u64>);
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        let _ = self.1.send(self.0.quarantined_bytes());
+    }
+}
+
+#[test]
+fn what_an_ended_copy_kept_goes_while_the_engine_can_be_asked() {
+    passes(
+        "what_an_ended_copy_kept_goes_while_the_engine_can_be_asked",
+        &[],
+        || {
+            let (driver, context) = context();
+            let engine = DeviceCopyEngine::new(driver, &context);
+            let (stream, gate) = (Stream::new(&context).unwrap(), Gate::new(&context));
+            let device = DeviceMemory::allocate(&context, 4096).unwrap();
+            let (ask, asked) = mpsc::channel();
+            let host = HostMemory::zeroed(4096).keeping(Arc::new(Asks(engine.clone(), ask)));
+            let host = PinnedMemory::register(&context, host, PINNED_PIECE_BYTES).unwrap();
+            gate.hold(&stream);
+            let copying = engine
+                .submit(
+                    &whole(0, 0, 4096),
+                    &[&host],
+                    &[&device],
+                    &stream,
+                    SourceOrder::Any,
+                )
+                .unwrap();
+            drop((copying, host));
+            assert_eq!(engine.quarantined_bytes(), 4096);
+            gate.open();
+            let sweeper = thread::spawn(move || {
+                while engine.quarantined_bytes() != 0 {
+                    thread::yield_now();
+                }
+            });
+            assert_eq!(asked.recv_timeout(LONG), Ok(0), "whoever asks waits for itself");
+            sweeper.join().unwrap();
+        },
+    );
 }

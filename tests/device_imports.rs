@@ -162,6 +162,16 @@ fn chunks_that_cannot_be_true_map_nothing() {
                 "{error}"
             );
         }
+        // Memory of the host, whose number is that of the device: at the second chunk.
+        faults("host-place@2");
+        let error = refused(&|_| {});
+        assert!(
+            bad(&error)
+                && error
+                    .to_string()
+                    .contains("type 3 (number 0), which is no device"),
+            "{error}"
+        );
         assert!(export().map(&context).is_ok());
     });
 }

@@ -15,13 +15,33 @@ fn without_a_driver_the_error_says_so_and_nothing_else_happens() {
     passes_without(
         "without_a_driver_the_error_says_so_and_nothing_else_happens",
         || {
-            // SAFETY: only looks whether the library loads.
-            if unsafe { cudarc::driver::sys::is_culib_present() } {
-                return; // A machine with a real driver.
-            }
             let error = Driver::load().unwrap_err();
             assert_eq!(error, DeviceError::NoDriver);
             assert!(error.to_string().contains("libcuda.so.1"), "{error}");
+        },
+    );
+}
+
+#[test]
+fn a_child_forked_after_the_driver_was_loaded_is_told_so_and_waits_for_nobody() {
+    passes(
+        "a_child_forked_after_the_driver_was_loaded_is_told_so_and_waits_for_nobody",
+        &[],
+        || {
+            Driver::load().unwrap();
+            let loader = std::process::id();
+            // SAFETY: the child asks a word and ends by `_exit`.
+            let child = unsafe { nix::libc::fork() };
+            if child == 0 {
+                let forked = Driver::load().err() == Some(DeviceError::Forked { loader });
+                // SAFETY: as above.
+                unsafe { nix::libc::_exit(i32::from(!forked)) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            assert_eq!(unsafe { nix::libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0);
+            assert!(Driver::load().is_ok());
         },
     );
 }

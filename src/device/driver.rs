@@ -5,6 +5,7 @@
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys::{self, CUresult};
 
@@ -81,11 +82,20 @@ impl Driver {
     /// Loads the driver, once for the process. A failure stays: what loads a driver later starts anew.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`], [`DeviceError::DriverTooOld`], or what `cuInit` says, for example that there is no
+    /// [`DeviceError::NoDriver`], [`DeviceError::DriverTooOld`], [`DeviceError::Forked`], or what `cuInit` says, for example that there is no
     /// device.
     pub fn load() -> Result<&'static Self, DeviceError> {
         static DRIVER: OnceLock<Result<Driver, DeviceError>> = OnceLock::new();
-        DRIVER.get_or_init(Self::open).as_ref().map_err(Clone::clone)
+        // A child neither has what its parent has loaded nor may wait for it: who was loading is not in it.
+        static LOADER: AtomicU32 = AtomicU32::new(0);
+        let this = std::process::id();
+        match LOADER.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed) {
+            Err(loader) if loader != this => match DRIVER.get() {
+                Some(Err(error)) => Err(error.clone()),
+                _ => Err(DeviceError::Forked { loader }),
+            },
+            _ => DRIVER.get_or_init(Self::open).as_ref().map_err(Clone::clone),
+        }
     }
 
     fn open() -> Result<Self, DeviceError> {

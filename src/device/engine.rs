@@ -201,7 +201,12 @@ impl DeviceCopyEngine {
 
     /// Lets go of the memory of copies that nobody waits for and that have ended by now. It never waits.
     pub fn sweep(&self) {
-        self.quarantine().retain(|held| !held.has_ended());
+        // What they keep goes when the lock is free again: it may be much, and may be somebody's who asks this engine.
+        let ended: Vec<Held> = self
+            .quarantine()
+            .extract_if(.., |held| held.has_ended())
+            .collect();
+        drop(ended);
     }
 
     /// Bytes of copies that nobody waits for and that have not ended, as far as is known.
@@ -368,6 +373,21 @@ impl Copying {
             }
             thread::sleep(POLL.min(left));
         }
+    }
+
+    /// [`Self::wait`] without a sleep between two looks: for times that are measured.
+    ///
+    /// # Errors
+    /// As [`Self::is_done`].
+    pub(super) fn wait_awake(&self, limit: Duration) -> Result<bool, DeviceError> {
+        let started = Instant::now();
+        while !self.is_done()? {
+            if started.elapsed() >= limit {
+                return Ok(false);
+            }
+            thread::yield_now();
+        }
+        Ok(true)
     }
 
     /// Lets `stream` wait for it: what is submitted there from now on finds the copied bytes.

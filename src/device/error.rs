@@ -13,6 +13,15 @@ pub enum DeviceError {
         "no CUDA driver: libcuda.so.1 cannot be loaded; install the NVIDIA driver, or pass it into the container"
     )]
     NoDriver,
+    /// The driver was loaded before a fork, and serves only the process that loaded it.
+    #[error(
+        "process {loader} loaded the CUDA driver and was forked after that: in the child it is of no use; start processes \
+         that need it by spawn or exec, or fork before the driver is loaded"
+    )]
+    Forked {
+        /// Who loaded it.
+        loader: u32,
+    },
     /// The driver lacks what is needed.
     #[error(
         "the CUDA driver speaks version {version} and lacks {missing}; {needed} or newer is needed: update the driver"

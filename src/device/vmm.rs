@@ -198,6 +198,17 @@ impl Handle {
         check("cuMemGetAllocationPropertiesFromHandle", result, || {
             "an imported allocation".into()
         })?;
+        // A number, for a newer driver may know places that the type does not.
+        // SAFETY: the field is of this size, and was written with zeroes at least.
+        let place = unsafe { (&raw const prop.location.type_).cast::<u32>().read() };
+        if place != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32 {
+            let id = prop.location.id;
+            return Err(DeviceError::BadImport {
+                reason: format!(
+                    "an allocation lies at a place of type {place} (number {id}), which is no device"
+                ),
+            });
+        }
         Ok(prop.location.id)
     }
 }

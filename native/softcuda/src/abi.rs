@@ -134,6 +134,8 @@ pub struct Location {
 
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub const LOCATION_DEVICE: c_uint = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA`.
+pub const LOCATION_HOST_NUMA: c_uint = 3;
 
 /// `CUmemAllocationProp`.
 #[repr(C)]

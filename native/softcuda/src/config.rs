@@ -70,11 +70,13 @@ pub(crate) enum Fault {
     OutOfMemory,
     /// Host memory cannot be registered.
     RegisterFails,
+    /// Allocations say that they lie at a node of host memory, with the number of their device.
+    HostPlace,
     /// The device is gone: every call fails.
     Lost,
 }
 
-const NAMES: [(&str, Fault); 8] = [
+const NAMES: [(&str, Fault); 9] = [
     ("import-refused", Fault::ImportRefused),
     ("export-not-offered", Fault::ExportNotOffered),
     ("copy-error", Fault::CopyError),
@@ -82,6 +84,7 @@ const NAMES: [(&str, Fault); 8] = [
     ("never", Fault::Never),
     ("out-of-memory", Fault::OutOfMemory),
     ("register-fails", Fault::RegisterFails),
+    ("host-place", Fault::HostPlace),
     ("lost", Fault::Lost),
 ];
 

@@ -9,7 +9,10 @@ use std::fs::File;
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 
-use crate::abi::{AccessDesc, AllocationProp, Code, HANDLE_POSIX, In, LOCATION_DEVICE, Location, Out, out};
+use crate::abi::{
+    AccessDesc, AllocationProp, Code, HANDLE_POSIX, In, LOCATION_DEVICE, LOCATION_HOST_NUMA, Location, Out,
+    out,
+};
 use crate::arena::{Origin, Region, Rights};
 use crate::backing::{Backing, Kind};
 use crate::config::{Fault, GRANULARITY};
@@ -234,12 +237,13 @@ calls! {
 
     /// What an allocation was made with.
     fn cuMemGetAllocationPropertiesFromHandle(prop: Out<AllocationProp>, handle: u64) {
+        let kind = if state().faults.strikes(Fault::HostPlace) { LOCATION_HOST_NUMA } else { LOCATION_DEVICE };
         let mut tables = tables();
         let created = created(&mut tables, handle)?;
         prop.put(AllocationProp {
             kind: 1,
             handle_types: created.handle_types,
-            location: Location { kind: LOCATION_DEVICE, id: created.device as c_int },
+            location: Location { kind, id: created.device as c_int },
             win32: std::ptr::null_mut(),
             compression: 0,
             rdma: 0,
