@@ -5,7 +5,10 @@ mod client_support;
 use std::time::Duration;
 
 use client_support::*;
-use kvasir::client::{ClientError, Joined, LoadRequest, Rank, StoreRequest};
+use kvasir::client::{
+    Client, ClientConfig, ClientError, ClientKind, Joined, LoadRequest, Rank, StoreRequest,
+};
+use kvasir::copy::HostMemory;
 use kvasir::object::ObjectId;
 
 /// What an engine's shape is to a call of `join`.
@@ -163,4 +166,20 @@ fn a_rank_that_cannot_be_is_refused_before_anything_is_sent() {
     );
     refused(&|rank| rank.blocks = 0, "at least one is needed");
     assert_eq!(engine.client.chunk_size(), None, "nothing was negotiated");
+}
+
+#[test]
+fn a_client_without_a_way_for_payload_cannot_join() {
+    let place = Place::with_server();
+    let engine = unjoined(&place, &Shape::hybrid(), 1);
+    for (kind, maps) in [(ClientKind::Scheduler, "Index"), (ClientKind::Tool, "Nothing")] {
+        let client = Client::new(ClientConfig::new(place.socket(), kind, "no payload", [9; 16])).unwrap();
+        let error = client.join(rank(&engine)).unwrap_err();
+        assert_eq!(error.kind(), "InvalidArgument", "{error}");
+        assert!(
+            error.to_string().contains(&format!("maps {maps} can neither")),
+            "{error}"
+        );
+        assert_eq!(client.chunk_size(), None, "nothing was negotiated");
+    }
 }

@@ -276,6 +276,19 @@ fn a_client_with_a_ring_joins_and_has_lanes_of_the_size_that_it_asked_for() {
 }
 
 #[test]
+fn a_scheduler_has_nothing_to_join_with() {
+    let mut engine = connected(|options| options.kind = kvasir_client_kind::Scheduler as u32);
+    let named = Named::new(&mut engine);
+    refused(
+        named.join(engine.client).0,
+        Code::InvalidArgument,
+        "can neither store nor load",
+    );
+    assert_eq!(health(engine.client).chunk_size, 0, "nothing was negotiated");
+    ok(kvasir_client_close(engine.client));
+}
+
+#[test]
 fn large_copies_are_shared_by_as_many_threads_as_was_said() {
     let mut engine = connected(|options| options.copy_threads = 3);
     ok(Named::new(&mut engine).join(engine.client).0);

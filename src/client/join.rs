@@ -1,7 +1,7 @@
 //! One call for an engine that is like most: it agrees on the chunk size, says where its pages are, and registers.
 
 use super::memory::{KvGroupPages, KvMemory, ObjectGroupPages};
-use super::{Client, ClientError};
+use super::{Client, ClientError, Maps};
 use crate::copy::HostMemory;
 use crate::geometry::ObjectKind;
 use crate::geometry::chunk::alignment;
@@ -46,9 +46,16 @@ impl Client {
     /// rank, is the same again.
     ///
     /// # Errors
-    /// Those of [`KvMemory::new`], [`Client::negotiate`] and [`Client::register`]. [`ClientError::Unavailable`] while there
-    /// is no server: the engine goes on without, and joins once [`Client::is_healthy`].
+    /// [`ClientError::InvalidArgument`] for a client through which no payload moves, such as a scheduler's. Those of
+    /// [`KvMemory::new`], [`Client::negotiate`] and [`Client::register`]. [`ClientError::Unavailable`] while there is no
+    /// server: the engine goes on without, and joins once [`Client::is_healthy`].
     pub fn join(&self, rank: Rank) -> Result<Joined, ClientError> {
+        let maps = self.config().maps;
+        if !matches!(maps, Maps::Pool | Maps::Ring) {
+            return Err(ClientError::invalid(format!(
+                "a client that maps {maps:?} can neither store nor load; a rank joins with one that maps the pool or has a ring"
+            )));
+        }
         let (negotiation, registration) = rank.requests()?;
         let pages = rank.groups.into_iter().map(|(_, pages)| pages);
         let memory = KvMemory::new(rank.memory, pages.collect(), rank.blocks)?;
