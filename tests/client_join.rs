@@ -8,7 +8,6 @@ use client_support::*;
 use kvasir::client::{
     Client, ClientConfig, ClientError, ClientKind, Joined, LoadRequest, Rank, StoreRequest,
 };
-use kvasir::copy::HostMemory;
 use kvasir::object::ObjectId;
 
 /// What an engine's shape is to a call of `join`.
