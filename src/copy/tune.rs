@@ -57,11 +57,12 @@ impl CopyEngine {
     /// fewer, and elsewhere so many that a byte costs at most a tenth more of a processor's time.
     pub fn with_measured_threads(self) -> Self {
         static THREADS: FirstMade<usize> = FirstMade::new();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        self.with_threads(*THREADS.get_or_make(|| match cores {
+        // Asked once: the answer takes a dozen system calls, and a copy has none to spare.
+        let measure = || match std::thread::available_parallelism().map_or(1, usize::from) {
             0..=2 => 1,
             cores => measure_threads(self, cores),
-        }))
+        };
+        self.with_threads(*THREADS.get_or_make(measure))
     }
 }
 

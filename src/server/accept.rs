@@ -15,6 +15,7 @@ use super::limits::SPARE_CONNECTIONS;
 use super::peer::Peer;
 use super::state::Server;
 use crate::shm::fdpass::{PeerCred, peer_cred};
+use crate::shm::watched::WatchedSocket;
 use crate::wire::{ErrorCode, Reply, WireError};
 
 /// Connections that are accepted in one turn: a few microseconds each.
@@ -99,7 +100,15 @@ fn admit(server: &Rc<Server>, stream: UnixStream) {
             // Counted before the task first runs: a burst of connections is accepted without a pause between.
             let counted = server.connection();
             let peer = Peer::watch(&stream, cred);
-            tokio::task::spawn_local(connection::serve(Rc::clone(server), stream, peer, counted));
+            let stream = stream
+                .into_std()
+                .and_then(|stream| WatchedSocket::new(stream.into()));
+            match stream {
+                Ok(stream) => {
+                    tokio::task::spawn_local(connection::serve(Rc::clone(server), stream, peer, counted));
+                }
+                Err(error) => warn!(%error, pid = cred.pid, "a connection cannot be watched and is closed"),
+            }
         }
         Err(error) => refuse(server, &stream, cred.pid, error),
     }

@@ -4,8 +4,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::io::{Interest, Ready};
-use tokio::net::UnixStream;
+use tokio::io::Ready;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -17,9 +16,10 @@ use super::opening::{self, Session};
 use super::outbox::{Full, Outbox};
 use super::peer::Peer;
 use super::state::{ConnectionCount, Server};
-use super::turns::next_turn;
+use super::turns::{next_turn, waiting};
 use crate::cache::Turn;
 use crate::shm::fdpass::{FdPassError, recv_with_fds};
+use crate::shm::watched::WatchedSocket;
 use crate::wire::{
     DecodeError, EncodeError, ErrorCode, FrameError, FrameReader, Reply, Request, WireError, decode_request,
 };
@@ -68,19 +68,19 @@ enum Event {
 
 struct Connection {
     server: Rc<Server>,
-    stream: UnixStream,
+    stream: WatchedSocket,
     peer: Peer,
     reader: FrameReader,
     outbox: Outbox,
     session: Option<Session>,
     drain: watch::Receiver<bool>,
     /// What is left until others have theirs. It goes on from one receive to the next: a peer that always has more to be read is
-    /// no reason to keep the others waiting.
+    /// no reason to keep the others waiting. A peer that had to be waited for begins anew.
     turn: Turn,
 }
 
 /// Serves one peer until either side ends it; `_counted` says for as long that the connection exists.
-pub(super) async fn serve(server: Rc<Server>, stream: UnixStream, peer: Peer, _counted: ConnectionCount) {
+pub(super) async fn serve(server: Rc<Server>, stream: WatchedSocket, peer: Peer, _counted: ConnectionCount) {
     let drain = server.watch_drain();
     let mut connection = Connection {
         server,
@@ -143,18 +143,17 @@ impl Connection {
     }
 
     async fn next_event(&mut self, hello_deadline: Instant) -> Event {
-        let interest = if self.outbox.is_empty() {
-            Interest::READABLE
-        } else {
-            Interest::READABLE | Interest::WRITABLE
+        let waits_for_room = !self.outbox.is_empty();
+        let event = async {
+            tokio::select! {
+                ready = self.stream.ready(waits_for_room) => ready.map_or_else(Event::Failed, Event::Ready),
+                _ = self.drain.wait_for(|draining| *draining) => Event::Draining,
+                () = self.peer.ended() => Event::PeerEnded,
+                () = self.peer.kicked.notified() => Event::Kicked,
+                () = tokio::time::sleep_until(hello_deadline), if self.session.is_none() => Event::NoHello,
+            }
         };
-        tokio::select! {
-            ready = self.stream.ready(interest) => ready.map_or_else(Event::Failed, Event::Ready),
-            _ = self.drain.wait_for(|draining| *draining) => Event::Draining,
-            () = self.peer.ended() => Event::PeerEnded,
-            () = self.peer.kicked.notified() => Event::Kicked,
-            () = tokio::time::sleep_until(hello_deadline), if self.session.is_none() => Event::NoHello,
-        }
+        waiting(&mut self.turn, event).await
     }
 
     /// Moves what the socket is ready for.
@@ -194,7 +193,7 @@ impl Connection {
             // The last look, also at what the event loop has not heard of yet.
             receive()
         } else {
-            stream.try_io(Interest::READABLE, receive)
+            stream.try_read(|_| receive())
         };
         match received {
             Ok(received) if received.bytes == 0 => Err(self.ended()),
@@ -220,8 +219,9 @@ impl Connection {
     /// There was less than there was room for, so nothing more is there: it is waited for without asking for it in vain first, which
     /// is a quarter of the system calls of a short request. What comes later is an event of its own; an end is not forgotten.
     fn note_all_received(&self) {
-        let nothing = || Err::<(), io::Error>(io::ErrorKind::WouldBlock.into());
-        let _ = self.stream.try_io(Interest::READABLE, nothing);
+        let _ = self
+            .stream
+            .try_read(|_| Err::<(), io::Error>(io::ErrorKind::WouldBlock.into()));
     }
 
     /// Has the others have their turn when this one is over.
@@ -413,7 +413,7 @@ impl Connection {
             if self.outbox.is_empty() {
                 return Ok(());
             }
-            self.stream.writable().await?;
+            self.stream.has_room().await?;
             self.pause().await;
         }
     }

@@ -4,11 +4,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use tokio::io::Interest;
-use tokio::net::UnixStream;
-
 use crate::cache::Turn;
 use crate::shm::fdpass::send_with_fds;
+use crate::shm::watched::WatchedSocket;
 use crate::wire::MAX_FRAME_BYTES;
 
 /// Room for the longest reply behind another.
@@ -90,14 +88,14 @@ impl Outbox {
     }
 
     /// Sends as much as the socket takes while the turn lasts.
-    pub(super) fn flush(&mut self, stream: &UnixStream, turn: &mut Turn) -> io::Result<()> {
+    pub(super) fn flush(&mut self, stream: &WatchedSocket, turn: &mut Turn) -> io::Result<()> {
         while self.queued > 0 && !turn.is_over() {
             let Some(piece) = self.pieces.front() else { break };
             let end = piece.len().min(self.sent + PIECE_BYTES);
             let pending = &piece[self.sent..end];
             let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
             turn.spend(SEND_STEPS);
-            let bytes = match stream.try_io(Interest::WRITABLE, || send_with_fds(stream, pending, &fds)) {
+            let bytes = match stream.try_write(|stream| send_with_fds(stream, pending, &fds)) {
                 Ok(bytes) => bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),

@@ -27,6 +27,8 @@ mod raw_map;
 pub(crate) mod readable;
 pub mod ring;
 pub(crate) mod socket_path;
+#[cfg(all(feature = "server", not(loom)))] // waits in the event loop
+pub(crate) mod watched;
 mod words;
 
 pub use error::ShmError;
