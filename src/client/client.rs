@@ -266,13 +266,14 @@ impl Client {
         self.core.lookup(request)
     }
 
-    /// Copies the parts out of KV memory into the pool and publishes them: one commit, unless the space held is less
-    /// than they need; then as many as it takes. What the index shows to be there already is not copied, nor what hangs under
+    /// Copies the parts out of KV memory into the pool and publishes them, many in several commits: the next parts are copied while the
+    /// server works on the last ones. What the index shows to be there already is not copied, nor what hangs under
     /// something that there was no room for. `supersedes` names tails that are needless afterwards. The blocks may
     /// be reused when this returns.
     ///
     /// # Errors
-    /// For a mistake in any item, and then nothing was stored. A missing server or missing room is an outcome.
+    /// For a mistake in any item, and then nothing was stored. [`ClientError::Refused`] for a commit that the server refused; what others of
+    /// the same call brought is stored. A missing server or missing room is an outcome.
     pub fn store(
         &self,
         requests: &[StoreRequest],

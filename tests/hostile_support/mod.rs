@@ -105,6 +105,8 @@ impl Regions {
 /// What the fake answers a request with: a reply and descriptors, raw bytes, or nothing at all.
 pub enum Answer {
     Reply(Reply, Vec<OwnedFd>),
+    /// A reply that is sent with the next one.
+    Held(Reply),
     WrongId(Reply),
     Bytes(Vec<u8>),
     Silence,
@@ -152,6 +154,7 @@ impl Fake {
 pub fn serve(mut stream: UnixStream, regions: &Regions, script: &Mutex<Box<Script>>) -> Option<()> {
     use std::io::{Read, Write};
     let mut encoder = Encoder::new();
+    let mut held = Vec::new();
     loop {
         let mut prefix = [0; 4];
         stream.read_exact(&mut prefix).ok()?;
@@ -162,6 +165,10 @@ pub fn serve(mut stream: UnixStream, regions: &Regions, script: &Mutex<Box<Scrip
         let scripted = script.lock().unwrap()(&request, regions);
         let (id, reply, fds) = match scripted.unwrap_or_else(|| well_behaved(&request, regions)) {
             Answer::Reply(reply, fds) => (id, reply, fds),
+            Answer::Held(reply) => {
+                held.extend_from_slice(encoder.reply(id, &reply).unwrap());
+                continue;
+            }
             Answer::WrongId(reply) => (id + 1, reply, vec![]),
             Answer::Bytes(bytes) => {
                 stream.write_all(&bytes).ok()?;
@@ -170,6 +177,7 @@ pub fn serve(mut stream: UnixStream, regions: &Regions, script: &Mutex<Box<Scrip
             Answer::Silence => continue,
             Answer::Close => return None,
         };
+        stream.write_all(&std::mem::take(&mut held)).ok()?;
         let bytes = encoder.reply(id, &reply).unwrap();
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let sent = send_with_fds(&stream, bytes, &fds).ok()?;
@@ -212,9 +220,14 @@ pub fn client(socket: &Path) -> Client {
 }
 
 pub fn ready(socket: &Path, shape: &Shape) -> Client {
+    ready_with(socket, shape, |_| {})
+}
+
+pub fn ready_with(socket: &Path, shape: &Shape, configure: impl FnOnce(&mut ClientConfig)) -> Client {
     let mut config = ClientConfig::new(socket, ClientKind::Worker, "test", [1; 16]);
     config.deadline = WATCHDOG;
     config.heartbeat = Duration::from_millis(50);
+    configure(&mut config);
     let client = Client::new(config).unwrap();
     let regions = shape
         .regions

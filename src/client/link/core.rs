@@ -344,6 +344,17 @@ impl Core {
         self.degrade(session, &reason);
     }
 
+    /// The same for a link that is up still: of one that is down it is settled already what becomes of it.
+    pub(crate) fn abandon(&self, session: &Session, reason: &str) {
+        let mut state = self.state();
+        let current = state.session.as_ref().map(|session| session.generation);
+        if current == Some(session.generation) && !matches!(state.link, Link::Down) {
+            session.end();
+            state.kicked += u64::from(session.stream.was_kicked());
+            self.take_down(&mut state, reason, Reads::GoOn);
+        }
+    }
+
     /// The same for a server that has not answered in time: its connection is of no more use, but what was asked over it may still
     /// be done. The slab stays this client's as long as the lock byte is held, and nobody gives the lock up here.
     pub(crate) fn degrade_late(&self, session: &Session) {

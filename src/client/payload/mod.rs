@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 pub(crate) mod by_device;
 pub(crate) mod by_ring;
+pub(crate) mod commits;
 pub(crate) mod corrupt;
 #[cfg(feature = "cuda")]
 pub(crate) mod device_copies;

@@ -1,4 +1,4 @@
-//! Storing: pages straight into granted extents, then one commit for everything a step stored.
+//! Storing: pages straight into granted extents, then commits that publish what a step stored.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
 //! One call of a store: what has to be copied at all, space for it, copies, commits.
+//!
+//! Commits are sent one behind the other ([`Commits`]): the next objects are copied while the server works on the last ones.
 
 use crate::client::link::core::Core;
 use std::collections::HashSet;
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "cuda")]
 use super::by_device;
 use super::by_ring::{self, Outgoing};
+use super::commits::{Commits, UNDER_WAY};
 use super::known;
 use super::request::{Checked, StoreOutcome, StoreRequest};
 use crate::client::ClientError;
@@ -30,6 +33,11 @@ use crate::wire::{ErrorCode, Reply, Request};
 const UNDER_MAX: usize = 1024;
 /// How often a store that waits for the pool to grow looks whether it has.
 const GROWTH_POLL: Duration = Duration::from_millis(1);
+
+/// Items of a commit, where others can follow it: as many as the server takes a fraction of a millisecond for.
+const COMMIT_ITEMS: usize = 128;
+/// And runs of frames, so that a message of a pool in pieces stays short too.
+const COMMIT_EXTENTS: usize = 2048;
 
 /// One commit's worth of items, with the space that was found for each.
 #[derive(Default)]
@@ -79,6 +87,12 @@ pub(crate) struct Storing<'a> {
     given_up: HashSet<ObjectId, KeyHashing>,
     /// The group that windows and states hang under.
     anchor: Option<u16>,
+    /// Whether a store may be more commits than its space makes necessary. Where ranks store parts of the same objects the server
+    /// counts commits to tell who was passed by.
+    splits: bool,
+    /// Whether there may be parts that hang under something that is not there, for all that is known by now.
+    doubtful: bool,
+    commits: Commits<'a>,
 }
 
 impl<'a> Storing<'a> {
@@ -105,6 +119,9 @@ impl<'a> Storing<'a> {
             coming: HashSet::default(),
             given_up: HashSet::default(),
             anchor: full.map(|group| group.group).min(),
+            splits: groups.iter().all(|group| group.parts == 1),
+            doubtful: true,
+            commits: Commits::new(core, session),
         }
     }
 
@@ -114,31 +131,47 @@ impl<'a> Storing<'a> {
         // Twice, so that space which is in use at a heartbeat does not look idle at the next.
         pool.note_use();
         let done = self.store_all(pool, checked);
+        // Also after an error, such as the refusal of one: of the others it is known what became of them.
+        let answered = self.await_answers(pool, 0);
         pool.note_use();
-        done
+        done.and(answered)
     }
 
     fn store_all(&mut self, pool: &PoolSide, checked: &[Checked<'_>]) -> Result<(), ClientError> {
         let (mut next, mut batch, mut waiting) = (0, Batch::default(), None);
         self.find_known(pool, &mut batch, checked)?;
+        let mut wanted = self.frames_of(pool, checked, next);
         while next < checked.len() {
-            // Before space is asked for: what can only be refused is not to cost others theirs.
-            self.settle_hopeless(pool, &mut batch, checked, next);
             let growth = Growth::of(self.session);
-            let wanted = self.frames_of(pool, checked, next);
             let held = pool.granted().frames();
-            if held < wanted {
+            let asks = |wanted, commits: &Commits<'_>| held < wanted && commits.is_empty();
+            // Before space is asked for: what can only be refused is not to cost others theirs.
+            if std::mem::take(&mut self.doubtful) || asks(wanted, &self.commits) {
+                self.settle_hopeless(pool, &mut batch, checked, next);
+                wanted = self.frames_of(pool, checked, next);
+            }
+            if asks(wanted, &self.commits) {
                 let bytes = (wanted - held).saturating_mul(pool.frame_bytes());
                 self.ask_for(bytes, self.under(checked, next))?;
             }
             let first = next;
-            while next < checked.len() && self.take(pool, &mut batch, next, &checked[next]) {
+            while let Some(item) = checked.get(next)
+                && (next == first || !self.splits || !batch.is_full())
+                && self.take(pool, &mut batch, next, item)
+            {
+                wanted -= self.frames_of_one(pool, next, item);
                 next += 1;
+            }
+            if next == first && !self.commits.is_empty() {
+                // The answers bring space.
+                self.await_answers(pool, 0)?;
+                continue;
             }
             if next == first {
                 // Not even this one fits what the server gives. It gives more as long as its pool grows.
                 let since = *waiting.get_or_insert_with(Instant::now);
                 if !self.await_growth(growth, since) {
+                    wanted -= self.frames_of_one(pool, next, &checked[next]);
                     self.give_up(&mut batch, next, &checked[next], StoreOutcome::Dropped);
                     next += 1;
                     waiting = None;
@@ -150,8 +183,7 @@ impl<'a> Storing<'a> {
                 continue;
             }
             if self.gather(pool, &mut batch, checked)? {
-                let left = self.frames_of(pool, checked, next);
-                self.commit(pool, std::mem::take(&mut batch), left * pool.frame_bytes())?;
+                self.commit(pool, std::mem::take(&mut batch), wanted)?;
             } else {
                 batch = self.give_up_rest(batch, checked, next);
                 break;
@@ -204,10 +236,14 @@ impl<'a> Storing<'a> {
     /// Frames for what is to be copied from a position on.
     fn frames_of(&self, pool: &PoolSide, checked: &[Checked<'_>], first: usize) -> u64 {
         let rest = checked.iter().enumerate().skip(first);
-        let copied = rest.filter(|(at, item)| self.is_copied(*at, item));
-        copied
-            .map(|(_, item)| item.bytes.div_ceil(pool.frame_bytes()))
-            .sum()
+        rest.map(|(at, item)| self.frames_of_one(pool, at, item)).sum()
+    }
+
+    fn frames_of_one(&self, pool: &PoolSide, position: usize, item: &Checked<'_>) -> u64 {
+        match self.is_copied(position, item) {
+            true => item.bytes.div_ceil(pool.frame_bytes()),
+            false => 0,
+        }
     }
 
     fn is_copied(&self, position: usize, item: &Checked<'_>) -> bool {
@@ -471,12 +507,16 @@ impl<'a> Storing<'a> {
         Ok(())
     }
 
-    /// Publishes a batch. The reply brings the space for the `left` bytes that are still to come, or the space that is held
-    /// between calls: more than that would lie idle.
-    fn commit(&mut self, pool: &PoolSide, batch: Batch, left: u64) -> Result<(), ClientError> {
-        let last = left == 0;
-        let ids: Vec<ObjectId> = batch.items.iter().map(|item| item.id).collect();
-        let request = Request::Commit(CommitRequest {
+    /// Has a batch published. The answer brings the space for what is still to come, or the space that is held between
+    /// calls: more than that would lie idle.
+    fn commit(&mut self, pool: &PoolSide, batch: Batch, frames_left: u64) -> Result<(), ClientError> {
+        if let Err(error) = self.await_answers(pool, UNDER_WAY - 1) {
+            pool.granted().add(batch.extents); // nobody was told of them
+            return Err(error);
+        }
+        let last = frames_left == 0;
+        let left = frames_left.saturating_mul(pool.frame_bytes());
+        let request = CommitRequest {
             domain_seed: self.registered.seed,
             items: batch.items,
             extents: batch.extents,
@@ -487,33 +527,25 @@ impl<'a> Storing<'a> {
                 Vec::new()
             },
             grant_bytes: self.core.config.grant_bytes.max(left),
-        });
-        let (reply, session) = match self.core.call(Some(self.session), &request) {
-            Ok(answered) => answered,
-            Err(ClientError::Refused(error)) if !error.code.refuses_whole_commit() => {
-                // The two sides disagree about this client's space, or some of it may hold objects by now: start anew rather
-                // than write into it again.
-                let reason = format!("the server refused a commit: {error}");
-                self.core.degrade(self.session, &reason);
-                return Err(ClientError::unavailable(reason));
-            }
-            Err(error) => {
-                if let (ClientError::Refused(_), Request::Commit(commit)) = (&error, request) {
-                    pool.granted().add(commit.extents); // refused as a whole: still ours
-                }
-                return Err(error);
-            }
         };
-        match reply {
-            Reply::Commit(reply) if reply.outcomes.len() == batch.positions.len() => {
-                for ((id, position), outcome) in ids.into_iter().zip(batch.positions).zip(reply.outcomes) {
-                    self.settle(pool, id, position, outcome.into());
-                }
-                pool.gain(reply.granted, if last { When::Later } else { When::Now });
-                Ok(())
+        let when = match pool.granted().frames() < frames_left {
+            true => When::Now,
+            false => When::Later,
+        };
+        self.commits.send(pool, request, batch.positions, when)
+    }
+
+    /// Waits until at most so many commits are under way, and takes what the server said of the others.
+    fn await_answers(&mut self, pool: &PoolSide, left: usize) -> Result<(), ClientError> {
+        let (answered, all) = self.commits.answers(pool, left);
+        for (sent, answer) in answered {
+            let items = sent.ids.into_iter().zip(sent.positions);
+            for ((id, position), outcome) in items.zip(answer.outcomes) {
+                self.settle(pool, id, position, outcome.into());
             }
-            reply => Err(self.core.distrust(&session, &reply)),
+            pool.gain(answer.granted, sent.when);
         }
+        all
     }
 
     /// Takes what the server said of one item.
@@ -532,7 +564,10 @@ impl<'a> Storing<'a> {
         if self.is_full(id.group) {
             match outcome {
                 Published | PartAccepted | Exists => pool.missing().remove(&id),
-                Dropped | NoParent => pool.missing().add(id),
+                Dropped | NoParent => {
+                    self.doubtful = true;
+                    pool.missing().add(id);
+                }
                 // The server keeps account of what comes after it.
                 Skipped | Unavailable => {}
             }
@@ -541,6 +576,11 @@ impl<'a> Storing<'a> {
 }
 
 impl Batch {
+    /// Whether it is enough for a message.
+    fn is_full(&self) -> bool {
+        self.items.len() >= COMMIT_ITEMS || self.extents.len() >= COMMIT_EXTENTS
+    }
+
     fn push(&mut self, position: usize, item: &Checked<'_>, skipped: bool, extents: &[Extent]) {
         let request = item.request;
         self.items.push(StoreItem {
