@@ -31,6 +31,9 @@ const CHUNK: u64 = 256;
 const SIZES: [u64; 2] = [4 << 10, 16 << 10];
 const AT_ONCE: usize = 128;
 const ROUNDS: usize = 60;
+/// Objects of a call that takes several commits, and how many such calls: all that is stored is to fit.
+const MANY: usize = 1024;
+const MANY_ROUNDS: usize = 4;
 /// Objects that are stored one by one.
 const SINGLE: usize = 2000;
 const BLOCKS: u64 = 4096;
@@ -265,6 +268,11 @@ fn measure(bytes: u64, report: &mut Report) {
     let together = us(server.cpu() - before, ROUNDS * AT_ONCE);
     let store = median(stores) * 1e6;
 
+    let before = server.cpu();
+    let many: Vec<Duration> = (0..MANY_ROUNDS).map(|_| engine.store(MANY)).collect();
+    let of_many = us(server.cpu() - before, MANY_ROUNDS * MANY);
+    let many = many.into_iter().min().expect("some rounds").as_secs_f64() * 1e6;
+
     let first = 0;
     let (mut loads, mut copies) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS as u64 {
@@ -283,6 +291,9 @@ fn measure(bytes: u64, report: &mut Report) {
     );
     println!("        store call of {AT_ONCE} {store:.0} us, of one {each:.0} us");
     println!(
+        "        store call of {MANY}, the shortest of {MANY_ROUNDS}: {many:.0} us, the server's CPU for each {of_many:.2} us"
+    );
+    println!(
         "        load call of {AT_ONCE} {load:.0} us, the copy alone {copy:.0} us: {:.2} us of control for each",
         (load - copy) / AT_ONCE as f64
     );
@@ -291,6 +302,7 @@ fn measure(bytes: u64, report: &mut Report) {
     figure("server CPU for one", single);
     figure("store call of 128", store);
     figure("store call of one", each);
+    figure("store call of 1024", many);
     figure("load call of 128", load);
     figure("copy of 128", copy);
 }
