@@ -111,9 +111,9 @@ fn once_the_pool_is_registered_copies_go_straight_and_status_says_so() {
         assert_eq!((now.late_copies, now.failed_copies, now.running), (0, 0, 0));
         assert_eq!((now.checksums, now.last_error), (ChecksumsAt::Host, None));
         let row = row(&place.status(), "pinned");
-        let device = &row["reported"]["device"];
+        let device = &row["reported"];
         assert_eq!(
-            (&device["direct_bytes"], &device["pool_pins"]),
+            (&device["device_direct_bytes"], &device["device_pool_pins"]),
             (&(2 * THREE).into(), &1.into())
         );
         assert!(
@@ -160,12 +160,12 @@ fn a_piece_that_cannot_be_registered_undoes_the_others_and_copies_are_staged() {
             (now.direct_bytes, now.staged_bytes, now.pageable_bytes),
             (0, 2 * THREE, 0)
         );
-        let device = row(&place.status(), "pinned")["reported"]["device"].clone();
+        let device = row(&place.status(), "pinned")["reported"].clone();
         assert_eq!(
-            (&device["pool_pins"], &device["pool_pin_failures"]),
+            (&device["device_pool_pins"], &device["device_pool_pin_failures"]),
             (&0.into(), &1.into())
         );
-        assert_eq!(device["staged_bytes"], 2 * THREE);
+        assert_eq!(device["device_staged_bytes"], 2 * THREE);
     });
 }
 

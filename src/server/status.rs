@@ -18,7 +18,7 @@ use crate::cache::{ClientId, ClientStatus, CoreStatus, DomainReuse, MAX_DOMAINS,
 use crate::control::{Health, MAX_BINDING_DOMAINS, Minimum};
 use crate::geometry::ObjectKind;
 use crate::index::conditions::Condition;
-use crate::index::counters::{ClientCounters, DeviceCounters, ReuseCounters};
+use crate::index::counters::{ClientCounters, ReuseCounters};
 use crate::index::slab::PIN_WORDS;
 use crate::object::{ClientKind, FRAME_BYTES, GroupRegistration, PayloadPath};
 use crate::wire::WireError;
@@ -339,18 +339,12 @@ fn reported(counters: &ClientCounters) -> Value {
         "hit": counters.hit,
         "shortened": counters.shortened,
         "new_bytes": counters.new_bytes,
-        "device": device(&counters.device),
-    })
-}
-
-fn device(counters: &DeviceCounters) -> Value {
-    json!({
-        "direct_bytes": counters.direct_bytes,
-        "staged_bytes": counters.staged_bytes,
-        "late_copies": counters.late_copies,
-        "failed_copies": counters.failed_copies,
-        "pool_pins": counters.pool_pins,
-        "pool_pin_failures": counters.pool_pin_failures,
+        "device_direct_bytes": counters.device.direct_bytes,
+        "device_staged_bytes": counters.device.staged_bytes,
+        "device_late_copies": counters.device.late_copies,
+        "device_failed_copies": counters.device.failed_copies,
+        "device_pool_pins": counters.device.pool_pins,
+        "device_pool_pin_failures": counters.device.pool_pin_failures,
     })
 }
 
