@@ -125,6 +125,11 @@ fn once_the_pool_is_registered_copies_go_straight_and_status_says_so() {
         let out_of_order = count(10);
         let memory = writer.memory.len() as u64;
         drop(writer);
+        eventually("the server to have its space back", || {
+            let status = place.status();
+            let left = status["clients"].as_array().unwrap().len();
+            (left, &status["pool"]["granted"]) == (0, &0.into())
+        });
         // The test's own context and stream stay.
         eventually("everything to be given back", || live() == [1, 0, 0, 0, 0, 1, 0]);
         assert_eq!((memory, before), (2, [0; 7]));

@@ -34,13 +34,24 @@ async fn end(server: &Server, client: ClientId) {
         Ok(()) | Err(CoreError::UnknownClient { .. }) => {}
         Err(error) => warn!(slab, %error, "pins of a closed connection were not dropped"),
     }
+    if server.dying.borrow().has(client) {
+        // The lock first: of a process that is seen to live after it was free, it was let go of.
+        let free = server.core().is_alive(client).map(|alive| !alive);
+        if matches!(free, Ok(false)) || free.is_ok() && !server.dying.borrow_mut().may_take(client) {
+            return liveness::look_again(server, client, Ok(false));
+        }
+    }
     match work(server, ClientGone::new(client)).await {
         Ok(true) => {
-            debug!(slab, "client is gone");
             server.forget_holder(client);
+            debug!(slab, "client is gone");
         }
-        Err(CoreError::UnknownClient { .. }) => server.forget_holder(client),
-        gone => liveness::look_again(server, client, gone),
+        gone => {
+            if matches!(gone, Err(CoreError::UnknownClient { .. })) {
+                server.forget_holder(client);
+            }
+            liveness::look_again(server, client, gone);
+        }
     }
 }
 

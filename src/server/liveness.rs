@@ -4,6 +4,8 @@
 //! or reading comes back when its lock byte is free, which the kernel sees to when the process ends. There is no
 //! event for that, so it is asked: often while there is a client without a connection, and at the beat for those with one.
 //!
+//! What a client was granted whose payload a device copies waits for a little more ([`super::dying`]).
+//!
 //! A connection ends with the process that made it ([`super::peer`]), or when its client is found to have let go of its
 //! lock, whoever else still has the socket. A lock that is still held means that somebody may still write: a child with a
 //! copy of the descriptor, for one. Then the grants stay, and the log says so.
@@ -136,6 +138,7 @@ async fn look(server: &Server) {
         left -= asked.len();
         asked.retain_mut(|orphan| {
             let gone = server.core().is_alive(orphan.client).map(|alive| !alive);
+            let gone = gone.map(|gone| gone && server.dying.borrow_mut().may_take(orphan.client));
             let is_gone = matches!(gone, Ok(true));
             orphan.looks = orphan.looks.saturating_add(1);
             if orphan.looks == LOOKS_UNTIL_SAID && matches!(gone, Ok(false)) {

@@ -25,6 +25,7 @@ mod bindings;
 pub(crate) mod config;
 mod connection;
 mod dispatch;
+mod dying;
 mod ends;
 mod export;
 mod fleet;

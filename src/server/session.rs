@@ -14,8 +14,8 @@ use super::ring::RingCounters;
 use crate::cache::ClientId;
 use crate::geometry::ObjectKind;
 use crate::keys::ChunkKey;
-use crate::object::{ClientKind, GroupRegistration};
-use crate::shm::process::{has_ended, process_facts};
+use crate::object::{ClientKind, GroupRegistration, PayloadPath};
+use crate::shm::process::process_facts;
 use crate::shm::readable::Readable;
 use crate::wire::{Hello, RegisterKvCache};
 
@@ -36,9 +36,7 @@ pub(super) struct Known {
 impl Known {
     /// Whether the process that connected has ended, as far as that can be known.
     pub(super) fn process_has_ended(&self) -> bool {
-        self.process
-            .as_ref()
-            .is_some_and(|process| has_ended(process.fd()))
+        self.process.as_ref().is_some_and(|process| process.is_ready())
     }
 
     /// How that process is, in a word: `running`, `stopped` or `ended`. None where that cannot be known.
@@ -117,6 +115,12 @@ impl SessionInfo {
             domain,
         });
         self.refused = None;
+    }
+
+    /// Whether a device copies its payload.
+    pub(super) fn has_device(&self) -> bool {
+        let own = self.registered.as_ref();
+        own.is_some_and(|own| own.request.payload_path == PayloadPath::Pinned)
     }
 
     /// The model, if it is registered in this domain.

@@ -11,6 +11,7 @@ use tokio::sync::{Notify, watch};
 
 use super::bindings::{Bindings, lock};
 use super::config::Config;
+use super::dying::Dying;
 use super::journal::Journal;
 use super::leaving::{Ends, Orphan};
 use super::offload::Offload;
@@ -58,6 +59,8 @@ pub(super) struct Server {
     pub(super) pool_memory: Arc<Mapping<ReadWrite>>,
     /// Clients that are to be taken down.
     pub(super) ends: Ends,
+    /// Processes of those that have a device.
+    pub(super) dying: RefCell<Dying>,
     /// Connections that have said hello, by a number of their own.
     pub(super) sessions: RefCell<BTreeMap<u64, SessionInfo>>,
     next_session: Cell<u64>,
@@ -119,6 +122,7 @@ impl Server {
             rings,
             pool_memory,
             ends: Ends::default(),
+            dying: RefCell::default(),
             sessions: RefCell::default(),
             next_session: Cell::new(1),
             holders: RefCell::default(),
@@ -215,7 +219,14 @@ impl Server {
     /// Forgets a session. What its client held is taken back in turns ([`super::ends`]), at the latest when the client is gone.
     pub(super) fn end_session(&self, number: u64) {
         let info = self.sessions.borrow_mut().remove(&number);
-        if let Some(client) = info.and_then(|info| info.client) {
+        if let Some(info) = info
+            && let Some(client) = info.client
+        {
+            if info.has_device() {
+                self.dying
+                    .borrow_mut()
+                    .add(client, info.pid, info.known.process.clone());
+            }
             self.ends.add(client);
         }
         self.left.notify_waiters();
@@ -224,6 +235,7 @@ impl Server {
     /// Forgets who a client was, now that nothing is held for it any more.
     pub(super) fn forget_holder(&self, client: ClientId) {
         self.holders.borrow_mut().remove(&client);
+        self.dying.borrow_mut().remove(client);
         self.left.notify_waiters();
     }
 

@@ -11,7 +11,6 @@ use std::os::fd::BorrowedFd;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 #[cfg(feature = "server")]
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigHandler, Signal, signal};
 
 use super::ShmError;
@@ -143,13 +142,6 @@ pub(crate) fn kill_process(pidfd: BorrowedFd<'_>) -> Result<(), ShmError> {
     }
 }
 
-/// Whether the process that a descriptor names has ended.
-#[cfg(feature = "server")]
-pub(crate) fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::new(pidfd, PollFlags::POLLIN)];
-    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
-}
-
 /// What the system says of a process of some number: who it belongs to, and whether it is stopped.
 #[cfg(feature = "server")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,7 +152,7 @@ pub(crate) struct ProcessFacts {
     pub(crate) is_stopped: bool,
 }
 
-/// The facts of a process. Its number may be another one's by now: ask [`has_ended`] afterwards. `None` where the system
+/// The facts of a process. Its number may be another one's by now: ask its descriptor afterwards. `None` where the system
 /// does not say.
 #[cfg(feature = "server")]
 pub(crate) fn process_facts(pid: u32) -> Option<ProcessFacts> {
@@ -247,6 +239,10 @@ mod tests {
             return;
         };
         let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+        let has_ended = |pidfd: BorrowedFd<'_>| {
+            let mut fds = [PollFd::new(pidfd, PollFlags::POLLIN)];
+            poll(&mut fds, PollTimeout::ZERO).unwrap() > 0
+        };
         let uid = nix::unistd::geteuid().as_raw();
         let facts = |is_stopped| Some(ProcessFacts { uid, is_stopped });
         assert_eq!(process_facts(child.id()), facts(false));

@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -30,6 +31,12 @@ impl Readable {
     /// The descriptor.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.get_ref().as_fd()
+    }
+
+    /// Whether there is something to read now.
+    pub(crate) fn is_ready(&self) -> bool {
+        let mut fds = [PollFd::new(self.0.get_ref().as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     /// Comes back when there is something to read, and later again only when there is something new.

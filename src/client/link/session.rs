@@ -184,7 +184,11 @@ impl Session {
     /// Whether the server has made all of the pool present.
     #[cfg(feature = "cuda")]
     pub(crate) fn is_all_present(&self) -> bool {
-        self.control.counter(Counter::PrefaultLeft) == 0
+        let bytes = self
+            .pool
+            .as_ref()
+            .map_or(0, |pool| pool.frames * pool.frame_bytes);
+        self.control.counter(Counter::Prefaulted) >= bytes
     }
 
     /// Bytes of pool space held for stores.
