@@ -16,7 +16,8 @@
 //! work     requests that are cut to fit turns
 //! ```
 //!
-//! The order of words is the contract of docs/shm-layout.md; `loom` checks it on a miniature.
+//! The order of words is the contract of docs/shm-layout.md; `loom` checks it on a miniature, and
+//! `loom_product` on the code itself.
 
 mod answer;
 mod api;
@@ -29,6 +30,9 @@ mod evict;
 #[cfg(all(test, loom))]
 #[path = "tests/loom.rs"]
 mod loom;
+#[cfg(all(test, loom))]
+#[path = "tests/loom_product.rs"]
+mod loom_product;
 mod meter;
 mod status;
 mod steps;

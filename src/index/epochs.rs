@@ -4,6 +4,7 @@
 
 use super::layout::version_word;
 use crate::shm::mapping::{Access, Mapping};
+use crate::sync::shared::{Ordering, fence};
 
 /// First word of the region.
 pub(crate) const EPOCHS_MAGIC: u64 = u64::from_le_bytes(*b"KVASIRE1");
@@ -41,6 +42,12 @@ impl<A: Access> EpochReader<A> {
             .map_or(0, |w| w.load_relaxed())
     }
 
+    /// The last step of the read protocol, after the copy and the fence: whether all of it was the incarnation's bytes, under the
+    /// boot that it was found under.
+    pub(crate) fn copy_was_whole(&self, boot: u64, first_frame: u32, incarnation: u64) -> bool {
+        self.boot() == boot && self.epoch(first_frame) == incarnation
+    }
+
     /// The epoch of a frame now (relaxed); 0 for a frame that the pool does not have.
     pub fn epoch(&self, frame: u32) -> u64 {
         if frame >= self.frames {
@@ -50,6 +57,11 @@ impl<A: Access> EpochReader<A> {
             .load_only_u64(frame_at(frame))
             .map_or(0, |w| w.load_relaxed())
     }
+}
+
+/// Orders the reads of a copy before the loads of [`EpochReader::copy_was_whole`].
+pub(crate) fn fence_after_copy() {
+    fence(Ordering::Acquire);
 }
 
 /// Offset of a frame's word.

@@ -156,6 +156,13 @@ impl Directory {
         })
     }
 
+    /// The addresses of a record's state and of its meta word here, for models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn addresses(&self, record: u32) -> [usize; 2] {
+        let at = self.mapping.base().addr() + self.record_at(record);
+        [at, at + 8]
+    }
+
     /// Records the bound chunk size.
     pub fn set_chunk_size(&self, tokens: u32) {
         self.word(AT_CHUNK_SIZE).store(tokens.into(), Ordering::Release);

@@ -59,6 +59,12 @@ impl Epochs {
         self.memfd.len()
     }
 
+    /// The address of its first byte here, for models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn base(&self) -> usize {
+        self.mapping.base().addr()
+    }
+
     fn word(&self, offset: usize) -> &AtomicU64 {
         self.mapping
             .atomic_u64(offset)
@@ -84,5 +90,11 @@ mod tests {
         let seen: Vec<u64> = (0..12).map(|f| reader.epoch(f)).collect();
         assert_eq!(seen, [0, 0, 55, 55, 55, 0, 0, 0, 0, 55, 0, 0]);
         assert_eq!(epochs.of(3), 55);
+        assert!(reader.copy_was_whole(7, 2, 55));
+        assert!(!reader.copy_was_whole(7, 5, 55), "the frame has been reused");
+        assert!(
+            !reader.copy_was_whole(6, 2, 55),
+            "it was found under another boot"
+        );
     }
 }

@@ -5,6 +5,19 @@
 
 use crate::sync::shared::{AtomicU32, AtomicU64, Ordering, fence};
 
+#[cfg(loom)]
+impl AtomicU64 {
+    /// As that of `std`.
+    ///
+    /// # Safety
+    /// As that of `std`.
+    #[allow(unsafe_code)]
+    pub unsafe fn from_ptr<'a>(ptr: *mut u64) -> &'a Self {
+        // SAFETY: the wrapper is one word of the same form and nothing else; the rest is the caller's promise.
+        unsafe { &*ptr.cast::<Self>() }
+    }
+}
+
 /// A shared word that this process may only load.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadU64<'a>(pub(super) &'a AtomicU64);

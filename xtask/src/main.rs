@@ -13,6 +13,7 @@ mod header;
 mod install;
 mod layers;
 mod licence;
+mod mutants;
 mod native;
 mod needs;
 mod paths;
@@ -45,6 +46,8 @@ enum Task {
     Test(test::Options),
     /// Run every bench, and the head-to-head with a peer; writes a page of the documents and its charts
     Bench(bench::Options),
+    /// Undo one fence, order or check of the protocol after the other, and say which test finds it
+    Mutants(mutants::Options),
     /// Regenerate the flatbuffers code from schema/ and the C header from native/src
     Codegen(codegen::Options),
     /// Build the C libraries and install them with their header, for pkg-config and CMake
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options),
         Task::Test(options) => test::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::Mutants(options) => mutants::run(&options),
         Task::Codegen(options) => codegen::run(options.check),
         Task::Install(options) => install::run(&options),
         Task::Layers => structure::run().and_then(|()| features::run()),

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::command::{self, cargo, program};
 use crate::python::{Environment, interpreter};
 use crate::steps::{self, Step};
-use crate::{codegen, deny, features, native, needs, structure, vllm_env};
+use crate::{codegen, deny, features, mutants, native, needs, structure, vllm_env};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -48,6 +48,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             command::run(cargo().args(["fmt", "--all", "--check"]))
         }),
         Step::new("layers", || structure::run().and_then(|()| features::run())),
+        Step::new("mutants", mutants::check),
         Step::new("deny", deny::run),
         Step::new("codegen", || codegen::run(true)),
         Step::new("clippy", clippy),

@@ -62,6 +62,12 @@ impl Index {
         self.memfd.len()
     }
 
+    /// The address of its first byte here, for models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn base(&self) -> usize {
+        self.mapping.base().addr()
+    }
+
     /// A slot for an object in the emptier of its buckets; the records of both when they are full.
     pub fn free_slot(&self, id: &ObjectId) -> Result<FreeSlot, Vec<u32>> {
         let (buckets, tag) = self.layout.spots(id);

@@ -110,6 +110,12 @@ impl Slabs {
         self.load(slab, SLAB_PINS + first * 8, into);
     }
 
+    /// The address of its first byte here, for models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn base(&self) -> usize {
+        self.mapping.base().addr()
+    }
+
     /// The records that one slab pins now, each as often as it does.
     #[cfg(test)]
     pub(crate) fn pinned_by(&self, slab: u16, records: u32) -> Vec<u32> {

@@ -8,6 +8,7 @@ mod incomplete;
 mod pieces;
 mod pins;
 mod random;
+mod reads;
 mod room;
 mod shapes;
 mod slices;

@@ -103,6 +103,12 @@ impl Attached {
         self.epochs.epoch(frame)
     }
 
+    /// Whether a copy that began in a frame was that of an incarnation. The last step of the read protocol.
+    pub(crate) fn copy_was_whole(&self, first_frame: u32, incarnation: u64) -> bool {
+        self.epochs
+            .copy_was_whole(self.boot_seq, first_frame, incarnation)
+    }
+
     pub(crate) fn boot_unchanged(&self) -> bool {
         self.epochs.boot() == self.boot_seq
     }

@@ -22,10 +22,11 @@ use crate::client::{ClientConfig, ClientError, Maps};
 use crate::control::{ControlView, Counter};
 use crate::copy::HostMemory;
 use crate::index::conditions::Conditions;
+use crate::index::epochs::fence_after_copy;
 use crate::object::{Extent, ObjectId};
 use crate::shm::atfork::forks_so_far;
 use crate::shm::{Mapping, ReadWrite};
-use crate::sync::shared::{AtomicBool, Ordering, fence};
+use crate::sync::shared::{AtomicBool, Ordering};
 use crate::wire::{Hello, HelloReply, MAX_NAME_BYTES, PROTOCOL_VERSION, RegionKind, Reply, Request};
 
 /// What stores and loads need beside what lookups do.
@@ -366,12 +367,12 @@ impl PoolSide {
     pub(crate) fn copy_was_whole(&self, first_frame: u32, incarnation: u64) -> bool {
         // What came through a ring the server has copied under a pin that it kept meanwhile.
         self.attached()
-            .is_none_or(|attached| attached.boot_unchanged() && attached.epoch(first_frame) == incarnation)
+            .is_none_or(|attached| attached.copy_was_whole(first_frame, incarnation))
     }
 
     /// Orders the reads of a copy before the loads of [`Self::copy_was_whole`].
     pub(crate) fn fence_after_copy(&self) {
-        fence(Ordering::Acquire);
+        fence_after_copy();
     }
 }
 

@@ -4,7 +4,8 @@
 //!
 //! - the re-exports at the root are loom's under loom. State machines that are model-checked use these,
 //!   usually behind a small trait (see `control::binding::WordCell`);
-//! - [`shared`] is always `std`: words at an address inside a mapping, which another process sees too.
+//! - [`shared`] is `std`: words at an address inside a mapping, which another process sees too. Under loom a model can have
+//!   some of these words followed as well (`modelled`), so that it runs the product's own code.
 //!
 //! Without `--cfg loom` the two are the same types.
 
@@ -28,7 +29,14 @@ pub use loom::{
     thread,
 };
 
-/// Atomics placed in memory that other processes map: the processor's own, under loom too.
+#[cfg(loom)]
+pub(crate) mod modelled;
+
+/// Atomics placed in memory that other processes map: the processor's own.
 pub mod shared {
-    pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+    #[cfg(loom)]
+    pub use super::modelled::{AtomicU64, fence};
+    pub use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    #[cfg(not(loom))]
+    pub use std::sync::atomic::{AtomicU64, fence};
 }
