@@ -10,7 +10,6 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-#[cfg(feature = "server")]
 use nix::sys::signal::{SigHandler, Signal, signal};
 
 use super::ShmError;
@@ -209,7 +208,6 @@ pub fn monotonic_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    #[cfg(not(feature = "server"))]
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     #[test]

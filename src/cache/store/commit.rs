@@ -20,8 +20,6 @@ use crate::pool::RecordState;
 use crate::pool::body::{MAX_PART_EXTENTS, PartBody};
 use crate::pool::record::{Holding, RecordWords};
 
-/// Steps of an item whose object is incomplete for some time, beside those of every item: it is in more trees.
-const PART_STEPS: u32 = 10;
 /// Steps of finding the places of an object among all incomplete ones; of one that is complete they are close by still.
 const INCOMPLETE_STEPS: u32 = 16;
 
@@ -190,7 +188,6 @@ impl Core {
                 return Ok(refuse(CommitOutcome::Dropped));
             }
         }
-        turn.spend(PART_STEPS);
         let Some((record, seq)) = self.incomplete.get(&key).map(|p| (p.record, p.seq)) else {
             return Ok(refuse(CommitOutcome::Dropped));
         };

@@ -19,7 +19,7 @@ use crate::object::{CommitAnswer, CommitOutcome, CommitRequest, Extent, StoreIte
 
 /// Steps of checking the numbers of an item, of storing it, and of marking a tail.
 const CHECK_STEPS: u32 = 2;
-const STORE_STEPS: u32 = 6;
+const STORE_STEPS: u32 = 16;
 const SUPERSEDE_STEPS: u32 = 2;
 /// Runs that are looked through in one step.
 const RUNS_PER_STEP: usize = 16;

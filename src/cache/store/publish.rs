@@ -14,7 +14,7 @@ use crate::pool::RecordState;
 use crate::pool::record::{Body, COUNTER_BITS, Holding, RecordWords, incarnation};
 
 /// Steps that it takes to publish an object, besides those for its frames, runs and blocks.
-const PUBLISH_STEPS: u32 = 12;
+pub(super) const PUBLISH_STEPS: u32 = 12;
 /// Steps of writing a chain block.
 const BLOCK_STEPS: u32 = 2;
 /// Parts whose books are closed in one step.

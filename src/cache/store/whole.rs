@@ -7,6 +7,7 @@ use super::commit::Rest;
 use super::context::Context;
 use super::filling::AT_ONCE;
 use super::parent::Place;
+use super::publish::PUBLISH_STEPS;
 use super::runs::GiveBack;
 use crate::cache::evict::ends::EndRivals;
 use crate::cache::steps::frame_steps;
@@ -17,9 +18,6 @@ use crate::object::{CommitOutcome, Extent, StoreItem, count_frames};
 use crate::pool::RecordState;
 use crate::pool::record::{Body, Holding, RecordWords, incarnation};
 
-/// Steps of publishing such an object, besides those for its frames and runs: half of what an incomplete one takes. With the other
-/// steps of its item a turn stores seven of them, which takes as long as an ordinary lookup: about 20 us.
-const WHOLE_STEPS: u32 = 6;
 /// Words and chain blocks of a part of as many runs as are stored at once.
 const MAX_WORDS: usize = BODY_HEAD_WORDS + AT_ONCE as usize;
 const MAX_BLOCKS: usize = blocks_for(MAX_WORDS);
@@ -71,7 +69,7 @@ impl Core {
         self.registry.record_opened(context.domain);
         self.publications += 1;
         let frames = count_frames(extents);
-        turn.spend(WHOLE_STEPS + frame_steps(extents.len(), frames) + frame_steps(1, frames));
+        turn.spend(PUBLISH_STEPS + frame_steps(extents.len(), frames) + frame_steps(1, frames));
 
         self.take_granted(context.client, extents)?;
         let directory = &self.pool.directory;
