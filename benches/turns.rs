@@ -16,13 +16,16 @@ use kvasir::geometry::ObjectKind;
 use kvasir::index::slab;
 use kvasir::keys::ChunkKey;
 use kvasir::object::*;
-use kvasir::shm::heap::keep_freed_memory;
+use kvasir::shm::heap::{PROGRAM_ALLOCATOR, ProgramAllocator, keep_freed_memory};
 use kvasir::shm::lock::try_lock_byte;
 use kvasir::shm::{Mapping, ReadWrite};
 use nix::time::{ClockId, clock_gettime};
 use report::Report;
 
 mod report;
+
+#[global_allocator]
+static ALLOCATOR: ProgramAllocator = PROGRAM_ALLOCATOR;
 
 const SIZES: [u32; 3] = [10_000, 100_000, 1_000_000];
 const CHUNK: u32 = 64;
@@ -264,6 +267,15 @@ impl Bench {
         }
     }
 
+    /// What an allocator put off until somebody asks it for more than small pieces.
+    fn ask_for_memory(&mut self, what: &'static str) {
+        let begun = cpu();
+        let memory: Vec<u8> = Vec::with_capacity(std::hint::black_box(2048));
+        let spent = cpu() - begun;
+        drop(std::hint::black_box(memory));
+        self.rows.push((what, Slices { each: vec![spent] }));
+    }
+
     fn measure<W: Work>(&mut self, what: &'static str, work: W) -> W::Answer {
         let mut slices = Slices::default();
         let answer = self.drive(work, &mut slices);
@@ -434,6 +446,7 @@ impl Bench {
             "registration that ends 1/4 as many incomplete objects",
             Register::new(again.id, &registration),
         );
+        self.ask_for_memory("2 KiB of memory after that");
         self.core.unregister(again.id).expect("a registration");
         let registration = self.registration(2, 2);
         self.core
@@ -445,6 +458,7 @@ impl Bench {
             "death of a rank with as many, in chains of 2,048",
             ClientGone::new(rank.id),
         );
+        self.ask_for_memory("2 KiB of memory after that death");
         self.fill(&engine, 1, records / 4, 64, &mut untold);
         let clear = Clear::new(&self.core);
         self.measure("clear of 1/4 as many objects", clear);

@@ -1,114 +1,88 @@
-//! What is freed in one turn of the server's thread is no burden to a later one.
+//! What the program's allocator does with freed memory: it keeps it, so that no request waits for its way back to the kernel.
 //!
-//! The C library's allocator is one for the whole process, so this test has a process of its own.
+//! An allocator is one for the whole process, so each case is a process of its own.
 
-use std::os::fd::AsFd;
+#![allow(unsafe_code)] // asks the allocator what it was told
 
-use kvasir::cache::*;
-use kvasir::geometry::ObjectKind;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
-use kvasir::keys::ChunkKey;
-use kvasir::object::*;
-use kvasir::shm::heap::{keep_freed_memory, sort_freed_memory, unsorted_pieces};
-use kvasir::shm::lock::try_lock_byte;
+use kvasir::shm::heap::{PROGRAM_ALLOCATOR, ProgramAllocator, keep_freed_memory};
 
-const CHUNK: u32 = 64;
-/// Pieces that may wait to be sorted: less than a turn frees. The allocator goes through 10,000 at once in 280 us.
-const FEW: u64 = 60;
+#[global_allocator]
+static ALLOCATOR: ProgramAllocator = PROGRAM_ALLOCATOR;
 
-fn core(frames: u64) -> Core {
-    let mut core = Core::create(CoreConfig {
-        pool_bytes: frames * FRAME_BYTES,
-        ..CoreConfig::default()
-    })
-    .unwrap();
-    core.set_chunk_size(CHUNK).unwrap();
-    core.prefaulted(frames * FRAME_BYTES).unwrap();
-    core.prefault_ended();
-    core
+/// Set in a case: whether freed memory is kept.
+const CASE: &str = "FREED_MEMORY";
+const PIECES: usize = 50_000;
+const PIECE: usize = 1000;
+const BYTES: u64 = (PIECES * PIECE) as u64;
+
+unsafe extern "C" {
+    fn mi_options_print();
 }
 
-/// A rank that dies with the descriptor.
-fn rank(core: &mut Core, ranks: u16) -> (ClientId, std::os::fd::OwnedFd) {
-    let info = ClientInfo {
-        engine_instance: [1; 16],
-        kind: ClientKind::Worker,
-        name: "rank".into(),
-    };
-    let id = core.open_client(info).unwrap();
-    let regions = core.regions(id).unwrap();
-    assert!(try_lock_byte(regions.liveness.as_fd(), id.slab().into()).unwrap());
-    core.attach(id).unwrap();
-    let registration = Registration {
-        domain_seed: ChunkKey::from_bytes([9; 32]),
-        rank: 0,
-        world_size: ranks.into(),
-        required_alignment: CHUNK.into(),
-        chunk_size: CHUNK,
-        groups: vec![GroupRegistration {
-            group: 0,
-            kind: ObjectKind::Full,
-            parts: ranks,
-            part: 0,
-            unit_bytes: 4096,
-        }],
-        payload_path: PayloadPath::ShmDirect,
-        stores: true,
-    };
-    core.register(id, &registration).unwrap();
-    (id, regions.liveness)
+/// Bytes of anonymous memory of this process.
+fn anonymous() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kib << 10
 }
 
-fn single_frames(runs: &[Extent]) -> Vec<Extent> {
-    let frames = runs.iter().flat_map(|run| run.frames());
-    frames.map(|frame| Extent::new(frame, 1)).collect()
-}
-
-/// Does a piece of work; the most pieces of memory that wait to be sorted after any of its turns.
-fn most_unsorted<W: Work>(core: &mut Core, mut work: W) -> u64 {
-    let mut most = 0;
-    loop {
-        let mut turn = Turn::new();
-        let progress = work.step(core, &mut turn);
-        most = most.max(unsorted_pieces().unwrap());
-        if let Progress::Done(_) = progress.unwrap() {
-            return most;
+/// Takes many pieces, gives them back, and goes on a little later. Bytes that the process has kept.
+fn kept_of_freed() -> u64 {
+    let before = anonymous();
+    let pieces: Vec<Vec<u8>> = (0..PIECES).map(|_| vec![1; PIECE]).collect();
+    assert!(anonymous() - before >= BYTES);
+    drop(pieces);
+    // The allocator looks at what it may give back when it is asked for something.
+    for _ in 0..50 {
+        thread::sleep(Duration::from_millis(10));
+        for _ in 0..1000 {
+            drop(std::hint::black_box(vec![1_u8; 64 << 10]));
         }
     }
+    anonymous().saturating_sub(before)
 }
 
-/// The death of a client with thousands of granted runs.
-fn unsorted_after_death() -> u64 {
-    let mut core = core(120_000);
-    let (client, lock) = rank(&mut core, 1);
-    let (other, _held) = rank(&mut core, 1);
-    let all = core.grant(client, 60_000 * FRAME_BYTES).unwrap();
-    let others = core.grant(other, 60_000 * FRAME_BYTES).unwrap();
-    let odd: Vec<Extent> = single_frames(&all)
-        .into_iter()
-        .filter(|run| run.frame % 2 == 1)
-        .collect();
-    // What both hold is cut into runs in turns, so that their pieces of memory lie side by side.
-    let others: Vec<Extent> = single_frames(&others)
-        .into_iter()
-        .filter(|run| run.frame % 2 == 1)
-        .collect();
-    for (own, theirs) in odd.chunks(50).zip(others.chunks(50)) {
-        core.abort(client, own).unwrap();
-        core.abort(other, theirs).unwrap();
+/// Runs in the process of a case; as a test of its own it does nothing.
+#[test]
+fn a_case() {
+    match std::env::var(CASE).as_deref() {
+        Ok("kept") => {
+            keep_freed_memory();
+            // SAFETY: it prints, with the names that belong to the numbers of `keep_freed_memory`.
+            unsafe { mi_options_print() };
+            let kept = kept_of_freed();
+            assert!(kept >= BYTES, "{kept} bytes were kept");
+        }
+        Ok("given back") => {
+            let kept = kept_of_freed();
+            assert!(kept < BYTES / 2, "{kept} bytes were kept");
+        }
+        _ => {}
     }
-    sort_freed_memory();
-    drop(lock);
-    most_unsorted(&mut core, ClientGone::new(client))
 }
 
 #[test]
-fn what_a_turn_frees_of_granted_space_is_sorted_at_its_end() {
-    if unsorted_pieces().is_none() {
-        return; // another C library, whose allocator has no such list
+fn what_was_freed_stays_with_the_process() {
+    for case in ["kept", "given back"] {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "a_case", "--nocapture"]).env(CASE, case);
+        // In a moment, where nobody says otherwise.
+        let output = command.env("MIMALLOC_PURGE_DELAY", "1").output().unwrap();
+        let said =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "{case}: {said}"
+        );
+        let told = ["option 'purge_delay': -1 ", "option 'generic_collect': 1000000 "];
+        assert!(
+            case != "kept" || told.iter().all(|told| said.contains(told)),
+            "{said}"
+        );
     }
-    keep_freed_memory();
-    // Without that they are more than 300.
-    let left = unsorted_after_death();
-    assert!(left < FEW, "{left} freed pieces wait for whoever comes next");
 }

@@ -8,7 +8,6 @@ use super::steps::{RUN_FRAMES, frame_steps};
 use super::work::{Progress, Work, finish};
 use crate::cache::turn::Turn;
 use crate::object::Extent;
-use crate::shm::heap::sort_freed_memory;
 
 /// Steps of a registration: a look at all clients and at the groups of its domain.
 const REGISTER_STEPS: u32 = 64;
@@ -196,8 +195,6 @@ impl Work for ClientGone {
         }
         while let Some(run) = core.client(self.client)?.granted.first() {
             if turn.is_over() {
-                // The books of many runs are many pieces of memory.
-                sort_freed_memory();
                 return Ok(Progress::More);
             }
             let piece = Extent::new(run.frame, run.count.min(RUN_FRAMES));

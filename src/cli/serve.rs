@@ -11,6 +11,7 @@ use super::output::{fail, failure, print};
 use super::{BAD_INPUT, Cli, arguments, environment, socket};
 use crate::copy::CopyEngine;
 use crate::server::{self, Config, ServerError, Settings, SettingsError};
+use crate::shm::heap::keep_freed_memory;
 
 /// Settings come from, in this order: flags, environment, the file of --config, defaults.
 #[derive(Debug, Args)]
@@ -51,6 +52,7 @@ fn serve(
     }
     environment::check(&Cli::command(), std::env::vars_os()).map_err(bad_input)?;
     CopyEngine::check_named().map_err(bad_input)?;
+    keep_freed_memory();
     let config = effective(args.settings, args.config, matches).map_err(bad_input)?;
     if args.print_config {
         return Ok(print(&config.to_toml().map_err(bad_input)?));

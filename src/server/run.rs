@@ -17,7 +17,6 @@ use super::state::Server;
 use super::{ServerError, accept, ends, limits, liveness, name_watch, placement};
 use crate::control::Health;
 use crate::pool::{Prefault, PrefaultEvent};
-use crate::shm::heap::keep_freed_memory;
 use crate::shm::process::{set_not_dumpable, signal_is_ignored};
 
 /// How long connections have to read their last replies once the server is told to stop.
@@ -34,7 +33,6 @@ const BEATS_PER_LOOK: u64 = 10;
 /// # Errors
 /// [`ServerError`] when it cannot start. A stop by a signal is a success.
 pub fn run(config: Config, started: Instant) -> Result<(), ServerError> {
-    keep_freed_memory();
     set_not_dumpable()?;
     limits::open_files(&config);
     info!(config = %config.to_toml()?.trim_end().replace('\n', ", "), "starting");

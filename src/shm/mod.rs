@@ -13,6 +13,7 @@ pub mod atfork;
 mod error;
 pub mod fdpass;
 pub mod first;
+#[cfg(feature = "cli")] // the allocator is the program's
 pub mod heap;
 pub mod huge;
 pub mod lock;

@@ -512,3 +512,15 @@ proptest! {
         }
     }
 }
+
+/// Which is of 4 KiB, 16 KiB or 64 KiB. What is registered with a device or mapped begins on one.
+#[test]
+fn fresh_memory_begins_on_a_page_of_this_machine() {
+    for len in [1, 100, 4097, 1 << 16] {
+        let memory = HostMemory::zeroed(len);
+        assert!(
+            memory.address().is_multiple_of(crate::shm::page_size()),
+            "{memory:?}"
+        );
+    }
+}
