@@ -14,7 +14,7 @@
 //! | `describe` | `describe`, descriptions of engines | serde_json |
 //! | `server` | `server`, to run one in the own process | tokio, toml, serde_json |
 //! | `cli` | `cli` and the program, with both of the above | clap, tracing-subscriber |
-//! | `cuda` | memory of GPUs; no engine uses it yet | cudarc, and at run time a driver |
+//! | `cuda` | KV memory of GPUs, for engines in Rust | cudarc, and at run time a driver |
 //!
 //! # Words
 //!

@@ -211,10 +211,11 @@ fn hits_go_on_while_another_server_refuses() {
             eventually("its turn", || engine.client.is_healthy());
             break;
         }
-        // What it stores now is what it hits in the next round.
+        // What it stores now is what it hits in the next round. The domain's shape is asked for once over each connection.
         drop(first);
         place.wait_prefaulted();
         assert_eq!(store(&engine, 1), bytes);
+        assert_eq!(hit(&engine, 1, &bytes), ALL);
     }
     assert_eq!(hit(&engine, 1, &bytes), (0, 0));
 }

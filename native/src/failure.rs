@@ -62,7 +62,7 @@ pub enum kvasir_code {
     WeightsUnreadable = 23,
 }
 
-/// The server's codes. One that is not here reads as KVASIR_SERVER_CODE_INTERNAL.
+/// The server's codes that calls of this interface get. Any other keeps the number that the protocol gives it.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum kvasir_server_code {

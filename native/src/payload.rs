@@ -18,8 +18,9 @@ use crate::{input, table};
 const BLOCKS_MAX: usize = 1 << 22;
 
 /// Copies parts of objects out of KV memory into the pool and publishes them. outcomes gets a kvasir_outcome for each item. A
-/// missing server or missing room is an outcome; after an error nothing was stored. The blocks may be used again when this
-/// returns. superseded names tails that are needless afterwards.
+/// missing server or missing room is an outcome. After an error that names an argument nothing was stored; after
+/// KVASIR_CODE_REFUSED what other messages of the call brought may be stored, and outcomes is not written. The blocks may be
+/// used again when this returns. superseded names tails that are needless afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_store(
     client: kvasir_client,
@@ -96,7 +97,7 @@ unsafe fn store_request((index, given): (usize, &kvasir_store_item)) -> Outcome<
 
 /// Copies one part of each object into KV memory. loaded gets 1 for each object whose bytes were its own to the end, and
 /// otherwise 0: then its blocks hold anything. An object that is missing is a 0, as is
-/// a missing server while the client is not readable; after an error nothing was copied. What is loaded is pinned under the
+/// a missing server while the client is not readable; after an error the blocks may hold anything. What is loaded is pinned under the
 /// label meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_load(

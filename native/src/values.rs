@@ -209,7 +209,7 @@ pub enum kvasir_outcome {
     Skipped = 4,
     /// No room in the pool or the index. Counted.
     Dropped = 5,
-    /// No server. Counted.
+    /// No server, or none that answered: then it may be stored all the same. Counted.
     Unavailable = 6,
 }
 

@@ -8,10 +8,11 @@ Rules that hold for everything here:
 * Only `negotiate` and `register` raise `KvasirError` of kind `"Unavailable"`, and both are remembered: the client
   completes them by itself once the server answers. So for a server that is full, stopping or has failed.
 * Mistakes of the caller raise: `KvasirError` (kinds below), or `ValueError`/`TypeError` for an argument of the wrong
-  form. When a call raises, nothing was copied, stored or pinned by it; its items count as failed loads or dropped
-  stores.
-* Every call that talks to the server or moves payload releases the GIL and ends within `deadline_s` plus the time of
-  its copies.
+  form. When a call raises, nothing was pinned by it, and after a mistake in an item nothing was copied or stored. A
+  store that the server refused may have stored some of its objects, and a load that raises may have written blocks. All
+  items of a call that raises count as failed loads or dropped stores.
+* Every call that talks to the server or moves payload releases the GIL. It waits at most `deadline_s` for each answer;
+  a store of many objects has several.
 * All objects may be used from any thread.
 """
 
@@ -24,8 +25,8 @@ class KvasirError(Exception):
     `kind` is the server's error code (`"NotNegotiated"`, `"IncompatibleChunkSize"`, `"InvalidSpans"`,
     `"RegistrationConflict"`, ... as in schema/admin.fbs) or one of the client's own: `"Unavailable"` (no server, or
     it did not answer in time), `"ChunkSizeChanged"` (a restarted server bound another size), `"BlockOutOfRange"`,
-    `"BlockCount"`, `"UnknownGroup"`, `"InvalidLayout"`, `"NoMemory"` (no `set_memory` yet), `"NoRegistration"`,
-    `"TooManyItems"`, `"UnknownTicket"`, `"InvalidArgument"`, `"Panic"`. `numbers` holds the numbers of the message.
+    `"BlockCount"`, `"NullBlocks"`, `"SeedMismatch"`, `"UnknownPin"`, `"UnknownGroup"`, `"InvalidLayout"`,
+    `"NoMemory"` (no `set_memory` yet), `"NoRegistration"`, `"TooManyItems"`, `"UnknownTicket"`, `"InvalidArgument"`, `"Panic"`. `numbers` holds the numbers of the message.
     """
 
     kind: str
@@ -264,10 +265,11 @@ class Client:
         runs: Sequence[StoreRun],
         supersedes: Sequence[tuple[bytes, int]] = (),
     ) -> list[list[str]]:
-        """Gathers one part of each object from KV memory into the pool and publishes them with one Commit; (key, object
-        group) pairs in `supersedes` are tails that are now needless. Per run and object: "published", "part_accepted"
+        """Gathers one part of each object from KV memory into the pool and publishes them, in one message or several;
+        (key, object group) pairs in `supersedes` are tails that are now needless. Per run and object: "published", "part_accepted"
         (other ranks' parts are awaited), "exists", "no_parent" (store again from the first missing chunk), "skipped"
-        (another rank cannot store it), "dropped" (no room, counted), "unavailable" (server away, counted). Blocks may be
+        (another rank cannot store it), "dropped" (no room, counted), "unavailable" (server away, or
+        no answer: it may be stored all the same; counted). Blocks may be
         reused when it returns."""
 
     def present(self, part: int, objects: Sequence[tuple[bytes, int]]) -> list[bool]:

@@ -10,7 +10,7 @@ const PREFIX: &str = "KVASIR_";
 
 /// Variables that no option reads but the connector or the project's tests and tools do. A server that they start
 /// inherits them.
-const TOOLS: [&str; 10] = [
+const TOOLS: [&str; 11] = [
     "KVASIR_BINARY",
     "KVASIR_BLESS",
     "KVASIR_CACHE_DIR",
@@ -19,6 +19,7 @@ const TOOLS: [&str; 10] = [
     "KVASIR_DEVICE_PEER",
     "KVASIR_MODEL_CACHE",
     "KVASIR_TEST_ARGUMENT",
+    "KVASIR_TEST_PAGES",
     "KVASIR_TEST_ROLE",
     "KVASIR_WRITE_GOLDEN",
 ];

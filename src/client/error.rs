@@ -6,7 +6,10 @@ use crate::device::DeviceError;
 use crate::keys::KeyError;
 use crate::wire::WireError;
 
-/// A refusal. Nothing was copied, stored or pinned by the call that returns it.
+/// A refusal. The call that returns it has pinned nothing, and where a mistake of its arguments is the reason, done nothing.
+///
+/// A store is several messages. What others of them brought may be stored, and of a load that fails half-way the blocks may hold
+/// anything.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {

@@ -14,7 +14,8 @@
 //!
 //! Rules that hold everywhere:
 //!
-//! - Every call ends at its deadline.
+//! - Each answer of the server is waited for until a deadline. A store of many objects has several.
+//! - Copies through unregistered buffers of a device wait for the driver without one.
 //! - A connection that timed out, hung up or answered nonsense is never used again.
 //! - Without a server stores are dropped and counted.
 //! - What needs no message, lookups and loads, goes on from what the last server shared, whether it is late or dead: until

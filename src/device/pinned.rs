@@ -23,8 +23,9 @@ use super::memory::{Kept, PlanMemory};
 /// Most bytes of one registration: drivers refuse far larger ones.
 pub const PINNED_PIECE_BYTES: u64 = 64 << 30;
 
-/// How often a thread asks whether it may begin.
-const READY_POLL: Duration = Duration::from_millis(5);
+/// How soon a thread asks again whether it may begin, and after how long at the latest: a pool may never be present as a whole.
+const FIRST_POLL: Duration = Duration::from_millis(5);
+const LAST_POLL: Duration = Duration::from_millis(100);
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: for every context of the process.
 const PORTABLE: u32 = 1;
@@ -88,8 +89,10 @@ impl PinnedMemory {
         let thread = {
             let (context, done, stop) = (context.clone(), Arc::clone(&done), Arc::clone(&stop));
             let work = move || {
+                let mut pause = FIRST_POLL;
                 while !ready() && !stop.load(Ordering::Relaxed) {
-                    thread::sleep(READY_POLL);
+                    thread::sleep(pause);
+                    pause = (pause * 2).min(LAST_POLL);
                 }
                 let result = Self::register_watched(&context, host, piece_bytes, &done, &stop);
                 ended(result.as_ref().map(|_| ()));

@@ -61,6 +61,7 @@ pub(super) struct SessionInfo {
     /// What has gone through its ring, if it has one.
     pub(super) ring: Option<Arc<RingCounters>>,
     pub(super) registered: Option<Registered>,
+    had_device: bool,
     /// Why this client caches nothing, where the server knows: what it was told last when it set up.
     pub(super) refused: Option<String>,
     /// Ends the connection when it is found that its process is gone.
@@ -103,12 +104,14 @@ impl SessionInfo {
             client,
             ring,
             registered: None,
+            had_device: false,
             refused: None,
         }
     }
 
     /// Takes a registration that the core has accepted.
     pub(super) fn registered(&mut self, request: RegisterKvCache, chunk_size: u32, domain: ChunkKey) {
+        self.had_device |= request.payload_path == PayloadPath::Pinned;
         self.registered = Some(Registered {
             request,
             chunk_size,
@@ -117,10 +120,9 @@ impl SessionInfo {
         self.refused = None;
     }
 
-    /// Whether a device copies its payload.
+    /// Whether a device has ever copied its payload: such a copy may go on when the registration has gone.
     pub(super) fn has_device(&self) -> bool {
-        let own = self.registered.as_ref();
-        own.is_some_and(|own| own.request.payload_path == PayloadPath::Pinned)
+        self.had_device
     }
 
     /// The model, if it is registered in this domain.

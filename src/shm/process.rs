@@ -104,7 +104,7 @@ pub fn peer_pidfd(socket: impl AsFd, pid: u32) -> Result<Option<OwnedFd>, ShmErr
             format!("process {pid}"),
             error,
         )),
-        // An older kernel. The number may be another process's by now, which costs nothing but the notice.
+        // An older kernel. The number may be another process's if the peer has ended before this; a kick then looks at its uid alone.
         Some(libc::ENOPROTOOPT) if pid != 0 => match pidfd_open(pid) {
             Err(ShmError::Os { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => Ok(None),
             opened => opened,

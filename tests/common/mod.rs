@@ -27,6 +27,22 @@ pub const WATCHDOG: Duration = Duration::from_secs(60);
 /// The program under test.
 pub const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 
+/// Has a process begin with the signals that stop a server as the system sets them. Who runs the tests in the background of a shell
+/// has it ignore some of them, which a server takes over.
+#[allow(unsafe_code)]
+fn default_signals(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    let reset = || {
+        for which in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+            // SAFETY: no handler is set, only the default.
+            unsafe { nix::sys::signal::signal(which, nix::sys::signal::SigHandler::SigDfl)? };
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes system calls only, which is allowed there, and takes no memory.
+    unsafe { command.pre_exec(reset) };
+}
+
 /// A `kvasir serve` process in a directory of its own. Ends with the value.
 pub struct ServerProcess {
     child: Child,
@@ -77,6 +93,7 @@ impl ServerProcess {
             .stdout(Stdio::null())
             .stderr(log);
         clear_environment(&mut command);
+        default_signals(&mut command);
         prepare(&mut command);
         let child = command.spawn().unwrap();
         let mut server = Self {

@@ -1,6 +1,7 @@
-//! The product's own server and client over words that loom follows: publish, evict and read, every interleaving.
+//! The product's own server and client over words that loom follows: publish, evict and read, every interleaving with
+//! two preemptions.
 //!
-//! Run with `RUSTFLAGS="--cfg loom" cargo test --lib cache::loom_product`.
+//! Run with `LOOM_MAX_PREEMPTIONS=2 RUSTFLAGS="--cfg loom" cargo test --release --lib cache::loom_product`.
 //!
 //! Each model makes a core with a pool of one frame and a client with mappings of its own, stores an object, and follows the
 //! words that both sides are about. A change of an order or a check in the code is a change of the model: `cargo xtask mutants`

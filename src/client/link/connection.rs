@@ -63,9 +63,9 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Whether the server said that an operator ended it.
-    pub(crate) fn was_kicked(&self) -> bool {
-        self.kicked.load(Ordering::Relaxed)
+    /// Whether the server said that an operator ended it. Says so once, to whoever asks first.
+    pub(crate) fn take_kicked(&self) -> bool {
+        self.kicked.swap(false, Ordering::Relaxed)
     }
 
     /// What tells the process at the other end from the next one there: its number, as far as it has one.
@@ -215,10 +215,18 @@ impl Connection {
 
     /// The error that a server has sent to nobody's request before it closed the connection.
     pub(crate) fn last_words(&mut self) -> Option<WireError> {
-        match self.receive(Instant::now()) {
-            Ok((NO_REQUEST, Reply::Error(error))) => Some(error),
-            _ => None,
+        // Behind the answers that nobody has read yet.
+        for _ in 0..=self.unawaited.len() + self.begun.len() {
+            match self.receive(Instant::now()).ok()? {
+                (NO_REQUEST, Reply::Error(error)) => return Some(error),
+                (found, reply) => {
+                    if let Some((_, place)) = self.begun.iter_mut().find(|(begun, _)| *begun == found) {
+                        *place = Some(reply);
+                    }
+                }
+            }
         }
+        None
     }
 
     /// The reply to one request, past those that nobody waits for. An error that answers no request is one for all: the

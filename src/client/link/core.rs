@@ -310,7 +310,7 @@ impl Core {
             return Err(ClientError::unavailable("the server restarted meanwhile"));
         }
         if !current.is_current() {
-            self.take_down(&mut state, "the server restarted", Reads::End);
+            self.take_down(state, "the server restarted", Reads::End);
             return Err(ClientError::unavailable("the server restarted"));
         }
         let Link::Idle(connection) = std::mem::replace(&mut state.link, Link::Busy) else {
@@ -322,12 +322,17 @@ impl Core {
     /// Drops the connection of `session`, if that is still the one, and wakes the recovery thread. What the server shared is read
     /// on: whether it is history, its boot word says and not its connection.
     pub(crate) fn degrade(&self, session: &Session, reason: &str) {
+        self.end(session, reason, |_| true);
+    }
+
+    fn end(&self, session: &Session, reason: &str, which: impl FnOnce(&Link) -> bool) {
         let mut state = self.state();
+        // Also of one that another has followed: who reads late is the first to hear of it.
+        state.kicked += u64::from(session.stream.take_kicked());
         let current = state.session.as_ref().map(|session| session.generation);
-        if current == Some(session.generation) {
+        if current == Some(session.generation) && which(&state.link) {
             session.end();
-            state.kicked += u64::from(session.stream.was_kicked());
-            self.take_down(&mut state, reason, Reads::GoOn);
+            self.take_down(state, reason, Reads::GoOn);
         }
     }
 
@@ -341,18 +346,12 @@ impl Core {
             || "the server closed the connection".to_owned(),
             |error| format!("the server closed the connection: {error}"),
         );
-        self.degrade(session, &reason);
+        self.abandon(session, &reason);
     }
 
     /// The same for a link that is up still: of one that is down it is settled already what becomes of it.
     pub(crate) fn abandon(&self, session: &Session, reason: &str) {
-        let mut state = self.state();
-        let current = state.session.as_ref().map(|session| session.generation);
-        if current == Some(session.generation) && !matches!(state.link, Link::Down) {
-            session.end();
-            state.kicked += u64::from(session.stream.was_kicked());
-            self.take_down(&mut state, reason, Reads::GoOn);
-        }
+        self.end(session, reason, |link| !matches!(link, Link::Down));
     }
 
     /// The same for a server that has not answered in time: its connection is of no more use, but what was asked over it may still
@@ -366,27 +365,29 @@ impl Core {
                 Some(_) => Reads::GoOn,
                 None => Reads::End, // nothing is read without the server
             };
-            self.take_down(&mut state, LATE, reads);
+            self.take_down(state, LATE, reads);
         }
     }
 
     /// Ends reading without a link, if that is what `which` says of the session. Whether it was.
     pub(crate) fn end_reads(&self, which: impl FnOnce(&Session) -> bool) -> bool {
-        let mut state = self.state();
+        let state = self.state();
         let ends = matches!(state.link, Link::Down) && state.session.as_deref().is_some_and(which);
         if ends {
             let reason = state.reason.clone();
-            self.take_down(&mut state, &reason, Reads::End);
+            self.take_down(state, &reason, Reads::End);
         }
         ends
     }
 
-    fn take_down(&self, state: &mut State, reason: &str, reads: Reads) {
+    /// A session that ends with this goes once the state is free for others: unmapping its pool takes time.
+    fn take_down(&self, mut state: MutexGuard<'_, State>, reason: &str, reads: Reads) {
         self.healthy.store(0, Ordering::Release);
         // Whoever holds a busy connection finds the link down or another generation when it comes back, and drops it.
         state.link = Link::Down;
         let goes_on = |session: &Arc<Session>| reads == Reads::GoOn && session.is_readable();
-        if let Some(session) = state.session.take_if(|session| !goes_on(session)) {
+        let ended = state.session.take_if(|session| !goes_on(session));
+        if let Some(session) = &ended {
             // What a late server was asked last is told by the end of the connection, which is waited for.
             match &state.unanswered {
                 Some(stream) if Arc::ptr_eq(stream, &session.stream) => stream.end_requests(),
@@ -397,6 +398,8 @@ impl Core {
         state.down_since.get_or_insert_with(Instant::now);
         self.changed.notify_all();
         self.wake.wake();
+        drop(state);
+        drop(ended);
     }
 
     /// Waits until a server that was late has done, or will never do, what it was asked last. A commit of then may hold what the
@@ -486,7 +489,8 @@ impl Core {
             session.count(stat, count);
         }
         self.healthy.store(session.generation, Ordering::Release);
-        if let Some(late) = state.session.replace(session) {
+        let late = state.session.replace(session);
+        if let Some(late) = &late {
             late.stream.hang_up();
         }
         state.link = Link::Idle(connection);
@@ -496,6 +500,9 @@ impl Core {
             self.counters.add(Stat::Reconnects, 1);
         }
         self.changed.notify_all();
+        // Others first: unmapping its pool takes time.
+        drop(state);
+        drop(late);
         None
     }
 
@@ -514,7 +521,7 @@ impl Core {
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
-        self.take_down(&mut state, "the client was closed", Reads::End);
+        self.take_down(state, "the client was closed", Reads::End);
     }
 
     /// Takes the connection of a link back that is still the one.

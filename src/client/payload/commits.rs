@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::client::ClientError;
 use crate::client::link::core::Core;
@@ -90,8 +91,10 @@ impl<'a> Commits<'a> {
         if self.under_way.len() <= left {
             return (answered, refused);
         }
-        // Held for all of them: what has come is read even if the server hangs up meanwhile.
-        let mut link = match self.core.acquire(Some(self.session), self.core.deadline()) {
+        // Held for all of them: what has come is read even if the server hangs up meanwhile, while the link is held. Another store
+        // may hold it as long, and to give up on it would take its answers too.
+        let patience = self.core.config.deadline.saturating_mul(UNDER_WAY as u32 + 1);
+        let mut link = match self.core.acquire(Some(self.session), Instant::now() + patience) {
             Ok(link) => link,
             Err(error) => {
                 self.abandon();

@@ -1,5 +1,6 @@
 //! Payload between the engine's KV memory and the pool: stores, loads, and what is there already.
 
+pub(crate) mod batch;
 #[cfg(feature = "cuda")]
 pub(crate) mod by_device;
 pub(crate) mod by_ring;

@@ -49,7 +49,7 @@ pub enum StoreOutcome {
     Skipped,
     /// No room in the pool or the index. Counted.
     Dropped,
-    /// No server. Counted.
+    /// No server, or none that answered: then it may be stored all the same. Counted.
     Unavailable,
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::batch::Batch;
 #[cfg(feature = "cuda")]
 use super::by_device;
 use super::by_ring::{self, Outgoing};
@@ -26,27 +27,13 @@ use crate::control::Counter;
 use crate::copy::SummedPlan;
 use crate::geometry::ObjectKind;
 use crate::keys::{ChunkKey, KeyHashing};
-use crate::object::{CommitRequest, Extent, GrantRequest, ObjectId, StoreItem};
+use crate::object::{CommitRequest, GrantRequest, ObjectId};
 use crate::wire::{ErrorCode, Reply, Request};
 
 /// Chunks that one question for space names. Further chains of the call are not spared by it.
 const UNDER_MAX: usize = 1024;
 /// How often a store that waits for the pool to grow looks whether it has.
 const GROWTH_POLL: Duration = Duration::from_millis(1);
-
-/// Items of a commit, where others can follow it: as many as the server takes a fraction of a millisecond for.
-const COMMIT_ITEMS: usize = 128;
-/// And runs of frames, so that a message of a pool in pieces stays short too.
-const COMMIT_EXTENTS: usize = 2048;
-
-/// One commit's worth of items, with the space that was found for each.
-#[derive(Default)]
-struct Batch {
-    items: Vec<StoreItem>,
-    extents: Vec<Extent>,
-    /// Position in the call, for each item.
-    positions: Vec<usize>,
-}
 
 /// How far the server has made the pool present.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -572,30 +559,5 @@ impl<'a> Storing<'a> {
                 Skipped | Unavailable => {}
             }
         }
-    }
-}
-
-impl Batch {
-    /// Whether it is enough for a message.
-    fn is_full(&self) -> bool {
-        self.items.len() >= COMMIT_ITEMS || self.extents.len() >= COMMIT_EXTENTS
-    }
-
-    fn push(&mut self, position: usize, item: &Checked<'_>, skipped: bool, extents: &[Extent]) {
-        let request = item.request;
-        self.items.push(StoreItem {
-            id: request.id,
-            parent: request.parent,
-            skipped,
-            part: request.part,
-            tokens: request.tokens,
-            held_from: if skipped { 0 } else { item.held_from },
-            bytes: if skipped { 0 } else { item.bytes },
-            checksum: 0,
-            first_extent: self.extents.len() as u32,
-            extent_count: extents.len() as u32,
-        });
-        self.extents.extend_from_slice(extents);
-        self.positions.push(position);
     }
 }
