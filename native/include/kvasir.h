@@ -45,7 +45,7 @@
  * caller block all signals. The others take signals as the thread does that opened the client or started its first lookup:
  * block there what they must not take.
  *
- * Time. A call that needs the server ends at the client's deadline.
+ * Time. Each answer of the server is waited for until the client's deadline; a store of many objects has several.
  *
  * Forks. After fork the parent's handles are of no use in the child: every call answers KVASIR_CODE_FORKED and touches
  * neither the parent nor its memory. The child may open clients of its own. A child that is made without the handlers of
@@ -345,7 +345,7 @@ enum kvasir_outcome
      */
     KVASIR_OUTCOME_DROPPED = 5,
     /**
-     * No server. Counted.
+     * No server, or none that answered: then it may be stored all the same. Counted.
      */
     KVASIR_OUTCOME_UNAVAILABLE = 6,
 };
@@ -387,7 +387,7 @@ typedef uint32_t kvasir_server_health;
 #endif // __cplusplus
 
 /**
- * The server's codes. One that is not here reads as KVASIR_SERVER_CODE_INTERNAL.
+ * The server's codes that calls of this interface get. Any other keeps the number that the protocol gives it.
  */
 enum kvasir_server_code
 #ifdef __cplusplus
@@ -1817,8 +1817,9 @@ kvasir_code kvasir_set_memory(struct kvasir_client client,
 
 /**
  * Copies parts of objects out of KV memory into the pool and publishes them. outcomes gets a kvasir_outcome for each item. A
- * missing server or missing room is an outcome; after an error nothing was stored. The blocks may be used again when this
- * returns. superseded names tails that are needless afterwards.
+ * missing server or missing room is an outcome. After an error that names an argument nothing was stored; after
+ * KVASIR_CODE_REFUSED what other messages of the call brought may be stored, and outcomes is not written. The blocks may be
+ * used again when this returns. superseded names tails that are needless afterwards.
  */
 kvasir_code kvasir_store(struct kvasir_client client,
                          const struct kvasir_store_item *items,
@@ -1830,7 +1831,7 @@ kvasir_code kvasir_store(struct kvasir_client client,
 /**
  * Copies one part of each object into KV memory. loaded gets 1 for each object whose bytes were its own to the end, and
  * otherwise 0: then its blocks hold anything. An object that is missing is a 0, as is
- * a missing server while the client is not readable; after an error nothing was copied. What is loaded is pinned under the
+ * a missing server while the client is not readable; after an error the blocks may hold anything. What is loaded is pinned under the
  * label meanwhile.
  */
 kvasir_code kvasir_load(struct kvasir_client client,
