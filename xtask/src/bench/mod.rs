@@ -323,7 +323,13 @@ mod tests {
 
     #[test]
     fn variables_that_change_what_is_measured_are_taken_away() {
-        let names = ["BENCH_RUNS", "KVASIR_COPY_PATH", "BENCHES", "PATH", "MY_KVASIR_COPY_PATH"];
+        let names = [
+            "BENCH_RUNS",
+            "KVASIR_COPY_PATH",
+            "BENCHES",
+            "PATH",
+            "MY_KVASIR_COPY_PATH",
+        ];
         let command = without(program("true"), names.iter().map(OsString::from));
         let removed: Vec<_> = command.get_envs().collect();
         let expected = ["BENCH_RUNS", "KVASIR_COPY_PATH"].map(|name| (name.as_ref(), None));
