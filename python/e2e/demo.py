@@ -264,7 +264,7 @@ def judge_refusal(model: models.Model, reason: str) -> support.Row:
     assert model.refusal is not None
     if not reason:
         return support.Row(model, wrong=["the engine runs this model now: give it a row that says how"])
-    if model.refusal not in reason:
+    if not any(expected in reason for expected in (model.refusal, *model.refusals_elsewhere)):
         return support.Row(model, wrong=[f"the engine refuses for another reason than {model.refusal!r}: {reason}"])
     return support.Row(model, refusal=reason)
 

@@ -36,6 +36,8 @@ class Model:
     comparable: bool = True
     # Part of the message with which the engine itself, without any connector, refuses this architecture.
     refusal: str | None = None
+    # The same with other versions of what the engine itself depends on, which decide where in the model it gives up.
+    refusals_elsewhere: tuple[str, ...] = ()
     # Factor on every weight matrix; see weights.py.
     gain: float = 6.0
     # What an operator has to set for this architecture on the CPU engine.

@@ -40,6 +40,7 @@ def refused_models() -> list[Model]:
                 use_mamba_kernels=False,
             ),
             refusal="IndexError: Dimension out of range",
+            refusals_elsewhere=("no attribute 'selective_scan_fwd'",),
         ),
         Model(
             "kimi-linear",

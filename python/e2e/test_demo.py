@@ -128,6 +128,8 @@ def test_a_refusal_has_to_be_the_expected_one() -> None:
     row = demo.judge_refusal(REFUSED, f"generate: {REFUSED.refusal} (expected another)")
     assert (row.state, row.wrong) == (support.REFUSED, [])
     assert REFUSED.refusal in row.markdown()
+    row = demo.judge_refusal(REFUSED, f"generate: {REFUSED.refusals_elsewhere[0]}")
+    assert (row.state, row.wrong) == (support.REFUSED, [])
     row = demo.judge_refusal(REFUSED, "MemoryError")
     assert row.state == support.FAILED and "MemoryError" in row.reason
 
