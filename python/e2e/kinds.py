@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from typing import Any
 
@@ -68,3 +69,10 @@ def check_at_rest(engine: process.Engine, server: process.Server, free_blocks: i
     assert pool["granted"] == held["worker"]["credit_bytes"]
     assert engine.step_order("look")["free_blocks"] == free_blocks
     assert errors(engine.log) == []
+
+
+def differ(one: dict, other: dict) -> float:
+    """The largest difference of log probabilities; a NaN counts as an infinite one."""
+    pairs = zip(map(float.fromhex, one["logprobs"]), map(float.fromhex, other["logprobs"]))
+    gaps = [abs(a - b) for a, b in pairs]
+    return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)

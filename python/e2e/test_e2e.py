@@ -7,7 +7,6 @@ probabilities of a run served by Kvasir must equal it bit for bit. That the comp
 
 from __future__ import annotations
 
-import math
 import time
 
 import pytest
@@ -17,7 +16,7 @@ import models
 import process
 
 from conftest import Bench
-from kinds import PROMPT_TOKENS, once, small
+from kinds import PROMPT_TOKENS, differ, once, small
 
 RECONNECT_S = 60.0
 
@@ -128,13 +127,6 @@ def test_corrupted_objects_are_never_used(bench: Bench, name: str) -> None:
     engine.reset_prefix_cache()
     assert once(engine, tokens) == sound
     assert server.reported(*counters) == (2 * named, named, named, 0, 0)
-
-
-def differ(one: dict, other: dict) -> float:
-    """The largest difference of log probabilities; a NaN counts as an infinite one."""
-    pairs = zip(map(float.fromhex, one["logprobs"]), map(float.fromhex, other["logprobs"]))
-    gaps = [abs(a - b) for a, b in pairs]
-    return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)
 
 
 def test_a_known_prefix_with_a_new_end(bench: Bench) -> None:

