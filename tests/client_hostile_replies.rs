@@ -4,6 +4,7 @@
 mod client_support;
 mod hostile_support;
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use client_support::*;
@@ -254,5 +255,34 @@ fn a_domain_that_cannot_be_drops_the_connection() {
     assert_eq!(described(sound.clone()), (0, false), "an empty index");
     for wrong in wrongs {
         assert_eq!(described(wrong.clone()), (0, true), "{wrong:?}");
+    }
+}
+
+/// The answer that says so comes before the end of the connection, and both are seen: by the call, and by the thread that looks
+/// after the connection.
+#[test]
+fn a_kick_that_a_call_reads_of_is_counted_once() {
+    for _ in 0..20 {
+        let fake = Fake::new(|_, _| None);
+        let client = ready(&fake.socket(), &Shape::plain(64, 0));
+        let kicked = AtomicBool::new(false);
+        fake.set(move |request, _| match request {
+            Request::Grant(_) if !kicked.swap(true, Ordering::Relaxed) => {
+                let error = WireError::new(ErrorCode::Kicked, "an operator", []);
+                Some(plain(Reply::Error(error)))
+            }
+            _ => None,
+        });
+        let chain = chain(client.domain_seed().unwrap(), CHUNK + 1, 1);
+        let stored = client.store(&[store_chunk(&chain, 0, 0, four(1))], &[]).unwrap();
+        assert_eq!(stored, [StoreOutcome::Unavailable]);
+        eventually("the end of it", || {
+            client.stats().reconnects >= 1 && client.is_healthy()
+        });
+        let said = client.state_text();
+        assert_eq!(
+            said,
+            "healthy; an operator ended a connection of it (kvasir clients --kick)"
+        );
     }
 }

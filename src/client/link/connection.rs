@@ -396,3 +396,38 @@ pub(crate) fn poll_timeout(left: Duration) -> PollTimeout {
     let ms = left.as_nanos().div_ceil(1_000_000);
     PollTimeout::try_from(i32::try_from(ms).unwrap_or(i32::MAX)).unwrap_or(PollTimeout::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn last_words_are_found_behind_answers_that_nobody_has_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("k.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut connection = Connection::connect(&path).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        connection.post(&Request::GetChunkSize, deadline).unwrap();
+        let begun = connection.begin(&Request::GetChunkSize, deadline).unwrap();
+        let mut encoder = Encoder::new();
+        let kicked = WireError::new(ErrorCode::Kicked, "an operator", []);
+        for (id, reply) in [
+            (1, Reply::Ack),
+            (begun, Reply::Ack),
+            (NO_REQUEST, Reply::Error(kicked.clone())),
+        ] {
+            server.write_all(encoder.reply(id, &reply).unwrap()).unwrap();
+        }
+        drop(server);
+        assert_eq!(connection.last_words().map(|words| words.code), Some(kicked.code));
+        assert!(matches!(connection.finish(begun, deadline), Ok(Reply::Ack)));
+        assert!(connection.stream().take_kicked());
+        assert!(!connection.stream().take_kicked(), "it is said once");
+        assert!(connection.last_words().is_none());
+    }
+}

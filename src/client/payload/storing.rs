@@ -2,7 +2,6 @@
 //!
 //! Commits are sent one behind the other ([`Commits`]): the next objects are copied while the server works on the last ones.
 
-use crate::client::link::core::Core;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::thread;
@@ -18,6 +17,7 @@ use super::request::{Checked, StoreOutcome, StoreRequest};
 use crate::client::ClientError;
 use crate::client::extents::ExtentCursor;
 use crate::client::link::attached::Attached;
+use crate::client::link::core::Core;
 use crate::client::link::populate::When;
 use crate::client::link::ring::RingSide;
 use crate::client::link::session::{PoolSide, Session};
